@@ -6,28 +6,13 @@ Python data sources fail. So this module imports only Spark's own classes, and l
 
 from __future__ import annotations
 
-import re
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-import pyspark
 from pyspark.sql.datasource import DataSource
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, DataSourceStreamWriter, DataSourceWriter
     from pyspark.sql.types import StructType
-
-
-_OLDEST: Final = (4, 2)
-
-
-def require_spark(version: str = pyspark.__version__) -> None:
-    """Raise RuntimeError if this release of PySpark is too old to run the source."""
-    found = tuple(int(number) for number in re.findall(r"\d+", version)[:2])
-    if found < _OLDEST:
-        raise RuntimeError(
-            f"orderedmq needs PySpark 4.2 or newer, but this is {version}: older releases do not pass a streaming source in Python the end of "
-            "the last committed micro-batch and the limit of rows to read (latestOffset with start and limit). Upgrade Spark and PySpark"
-        )
 
 
 class DefaultSource(DataSource):
@@ -39,7 +24,9 @@ class DefaultSource(DataSource):
 
     def __init__(self, options: dict[str, str]) -> None:
         # Check here and not when Spark imports this module, where an error would break all other formats in Python.
-        require_spark()
+        from orderedmq.spark_release import require_release
+
+        require_release()
         super().__init__(options)
 
     @classmethod

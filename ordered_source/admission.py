@@ -6,8 +6,7 @@ import contextlib
 from collections.abc import Mapping
 from typing import Final
 
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows, ReadMinRows
-
+from ordered_source.older_spark import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows, ReadMinRows
 from orderedmq.broker import Log
 from orderedmq.errors import DataLossError
 from orderedmq.model import MessageQueue, OffsetRange

@@ -8,11 +8,10 @@ from functools import partial
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from ordered_source import data_loss, partition_reader, plan
-from ordered_source.columns import chosen_columns
+from ordered_source.columns import arrow_schema, chosen_columns
 from ordered_source.partition_reader import QueuePartition
 from orderedmq.broker import Broker, Log, QueueBounds
 from orderedmq.concise import concise_calls
@@ -134,7 +133,7 @@ class BatchReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, QueuePartition):
             return iter(())
-        return partition_reader.read(partition, self.columns, to_arrow_schema(self.schema, timezone="UTC"))
+        return partition_reader.read(partition, self.columns, arrow_schema(self.schema))
 
 
 def _offset_at(source: Log, queue: MessageQueue, timestamp: int) -> int | None:

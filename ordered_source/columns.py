@@ -19,7 +19,7 @@ from pyspark.sql.types import (
 
 from orderedmq.conditions import SchemaCondition
 from orderedmq.errors import SchemaError
-from orderedmq.model import DEFAULT_COLUMNS
+from orderedmq.model import DEFAULT_COLUMNS, MESSAGE_SCHEMA
 from orderedmq.schema import unknown_column
 
 #: The column that says how a row was read (`ReadContext.to_text`), or null without a group. Brokers do not have this column.
@@ -93,6 +93,13 @@ def chosen_columns(schema: StructType) -> tuple[str, ...]:
                 "after reading",
             )
     return tuple(schema.names)
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """Return the Arrow schema that Spark expects of the rows of a read with a schema that `chosen_columns` accepts."""
+    own = {LOCK_TOKEN: pa.string(), TICKET: TICKET_TYPE}
+    types = {field.name: own.get(field.name) or MESSAGE_SCHEMA.field(field.name).type for field in schema.fields}
+    return pa.schema([pa.field(field.name, types[field.name], field.nullable) for field in schema.fields])
 
 
 def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

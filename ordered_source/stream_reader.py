@@ -3,7 +3,8 @@
 Spark's calls, as measured on 4.3: ``initialOffset`` decides nothing. A call of ``latestOffset(start)`` means that all messages below
 ``start`` are processed. Spark logs the offset that this call returns, and then calls ``partitions``. After a restart, Spark may call
 ``partitions`` for a logged batch first. ``commit`` is called too late to be useful. Spark ends a source by two SIGTERM and by closing its
-connection, whose end lets the source's process call ``stop``. The process may notice these in any order.
+connection, whose end lets the source's process call ``stop``. The process may notice these in any order. `older_spark` gives the calls of
+earlier releases the same meaning.
 """
 
 from __future__ import annotations
@@ -18,16 +19,15 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
 from ordered_source import group_session, partition_reader, plan
 from ordered_source.admission import Admission
 from ordered_source.anchors import Anchors
-from ordered_source.columns import chosen_columns
+from ordered_source.columns import arrow_schema, chosen_columns
 from ordered_source.group_session import Session
 from ordered_source.lot_planner import NO_LOTS, BatchLots, LotPlanner, require_none, require_none_left, without_lots
+from ordered_source.older_spark import ReadLimit, SupportsTriggerAvailableNow, called_by_this_release
 from ordered_source.partition_reader import LotSpan, QueuePartition
 from ordered_source.positions import Positions
 from ordered_source.stop_request import StopRequest
@@ -87,6 +87,7 @@ def _interruptible(call: Callable[Concatenate[StreamReader, P], T]) -> Callable[
     return interruptible
 
 
+@called_by_this_release
 @concise_calls
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The source of one streaming query. Executors read partitions with a copy of it that has no connection."""
@@ -267,7 +268,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, QueuePartition)
-        return partition_reader.read(partition, self.columns, to_arrow_schema(self.schema, timezone="UTC"))
+        return partition_reader.read(partition, self.columns, arrow_schema(self.schema))
 
     def commit(self, end: dict[str, Any]) -> None:
         """Do nothing, because Spark calls this after the next latestOffset, which implies the commit."""

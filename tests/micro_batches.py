@@ -1,8 +1,8 @@
 """Spark's micro-batch loop in this process: the real source and sink, called as Spark calls them, without a JVM.
 
 `MicroBatches` is the driver's part: the offset log, the commit log, and the calls that the source gets because of them. The
-simulation runs it step by step. `MicroBatchLoop` is a whole query: it also runs the tasks and the sink.
-tests/spark/test_micro_batches.py runs one scenario through this loop and through Spark, and compares the calls.
+simulation runs it step by step. `OlderMicroBatches` is that of Spark 4.0 and 4.1. `MicroBatchLoop` is a whole query: it also runs the
+tasks and the sink. tests/spark/test_micro_batches.py runs one scenario through this loop and through Spark, and compares the calls.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ import pyarrow as pa
 from pyspark import TaskContext, cloudpickle
 from pyspark.sql.datasource import CaseInsensitiveDict, DataSource, InputPartition, WriterCommitMessage
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
-from pyspark.sql.streaming.datasource import ReadLimit
-from pyspark.sql.streaming.python_streaming_source_runner import READ_LIMIT_REGISTRY
+from pyspark.sql.streaming import python_streaming_source_runner as runner
 from pyspark.sql.types import StructType
 from pyspark.sql.worker.plan_data_source_read import records_to_arrow_batches
 
 from ordered_sink.commit import COMMITTER
+from ordered_source.columns import arrow_schema
+from ordered_source.older_spark import PASSES_START, ReadLimit, called_without_start
 from ordered_source.partition_reader import QueuePartition
 from ordered_source.stream_reader import StreamReader
 from orderedmq import connections
@@ -93,7 +94,7 @@ class MicroBatches:
         if available_now:
             self.reader.prepareForTriggerAvailableNow()
         limit = self.reader.getDefaultReadLimit()
-        return READ_LIMIT_REGISTRY.get({**asdict(limit), "_type": type(limit).__name__})  # type: ignore[call-overload]
+        return runner.READ_LIMIT_REGISTRY.get({**asdict(limit), "_type": type(limit).__name__})  # type: ignore[call-overload]
 
     @property
     def in_flight(self) -> bool:
@@ -135,6 +136,9 @@ class MicroBatches:
         if self.committed:
             self.reader.commit(self.checkpoint.end(self.committed - 1))
 
+    def report_latest_offset(self) -> None:
+        json.dumps(self.reader.reportLatestOffset())
+
     def partitions(self) -> Sequence[InputPartition]:
         """Ask for the partitions of the logged batch."""
         return self.reader.partitions(self.start, self.end)
@@ -144,6 +148,28 @@ class MicroBatches:
         if self.checkpoint.committed >= self.logged:
             raise AnotherRun(f"committed batch {self.logged - 1}")
         self.checkpoint.committed = self.committed = self.logged
+
+
+class OlderMicroBatches(MicroBatches):
+    """A run in Spark 4.0 or 4.1, which tells the source where the query stands by asking for the partitions of an empty range.
+
+    ``latestOffset`` has no arguments.
+    """
+
+    def open(self, *, available_now: bool = False) -> Any:
+        """Begin the run. Spark does not say that the trigger is availableNow."""
+        del available_now
+        if self.logged:
+            assert not self.reader.partitions(self.end, self.end)
+
+    def latest_offset(self, limit: Any) -> str | None:
+        del limit
+        reader: Any = self.reader
+        end = json.dumps(reader.latestOffset())
+        return end if not self.committed or end != self.checkpoint.log[self.committed - 1] else None
+
+    def report_latest_offset(self) -> None:
+        """Do nothing. Spark reports the answer of ``latestOffset``."""
 
 
 Rows = Callable[[pa.RecordBatch], pa.RecordBatch]
@@ -181,7 +207,8 @@ class MicroBatchLoop:
     ``source``: the options of the source. ``sink``: the options of an orderedmq sink, a function for foreachBatch, or None
     (noop). ``rows``: a transformation of the rows between source and sink. ``listener``: a function that consumes a `Frame` of
     the transformed rows, such as a call of `consume_orderly`. ``schema``: the argument of ``readStream.schema``. ``name``: the
-    query's name. ``format``: the data source, for source and sink.
+    query's name. ``format``: the data source, for source and sink. ``older``: run as Spark 4.0 and 4.1 do, where a run with
+    ``available_now`` has one micro-batch.
     """
 
     def __init__(
@@ -196,8 +223,10 @@ class MicroBatchLoop:
         available_now: bool = False,
         name: str | None = None,
         format: type[DataSource] = DefaultSource,
+        older: bool = not PASSES_START,
     ) -> None:
         self.checkpoint = checkpoint or Checkpoint()
+        self._older = older
         self.batches: list[Batch] = []
         self.active = True
         self._format = format
@@ -210,8 +239,8 @@ class MicroBatchLoop:
         found = schema or self._source.schema()
         assert isinstance(found, StructType)
         self._schema = found
-        empty = to_arrow_schema(found, timezone="UTC").empty_table().combine_chunks().to_batches()
-        arrow = empty[0] if empty else pa.RecordBatch.from_pylist([], to_arrow_schema(found, timezone="UTC"))
+        empty = arrow_schema(found).empty_table().combine_chunks().to_batches()
+        arrow = empty[0] if empty else pa.RecordBatch.from_pylist([], arrow_schema(found))
         self._sink_schema = from_arrow_schema(self._rows(arrow).schema)
         #: The function that was passed to ``mapInArrow``, pickled.
         self._mapped: bytes | None = None
@@ -269,12 +298,14 @@ class MicroBatchLoop:
 
     def _run(self) -> Iterator[Point]:
         self.reader = self._source.streamReader(self._schema)
-        batches = MicroBatches(self.reader, self.checkpoint)
+        if self._older and PASSES_START:
+            self.reader.__class__ = called_without_start(type(self.reader))
+        batches = (OlderMicroBatches if self._older else MicroBatches)(self.reader, self.checkpoint)
         limit = batches.open(available_now=self._available_now)
         while True:
             if not batches.in_flight:
                 end = batches.latest_offset(limit)
-                json.dumps(self.reader.reportLatestOffset())
+                batches.report_latest_offset()
                 if end is None:
                     yield "idle"
                     if self._available_now:
@@ -287,6 +318,8 @@ class MicroBatchLoop:
             yield from self._execute(batches)
             batches.write_commit_log()
             yield "committed"
+            if self._older and self._available_now:
+                return
 
     def _execute(self, batches: MicroBatches) -> Iterator[Point]:
         parts = [pickle.loads(cloudpickle.dumps(part)) for part in batches.partitions()]
@@ -322,7 +355,7 @@ class MicroBatchLoop:
                     outputs += take()
             yield "written"
             if self._sink is not None:
-                expected = None if outputs and self._mapped is not None else to_arrow_schema(self._sink_schema, timezone="UTC")
+                expected = None if outputs and self._mapped is not None else _utc_schema(self._sink_schema)
                 self._sink(pa.Table.from_batches(outputs, schema=expected), number)
             yield "published"
         ranges = {str(part.queue): (part.begin, part.end) for part in parts if isinstance(part, QueuePartition)}
@@ -387,6 +420,11 @@ def batch_write(source: DataSource, tasks: Sequence[pa.RecordBatch], *, overwrit
     except Exception:
         pickle.loads(planned).abort(messages)
         raise
+
+
+def _utc_schema(schema: StructType) -> pa.Schema:
+    more: dict[str, Any] = {"timezone": "UTC"} if PASSES_START else {}
+    return to_arrow_schema(schema, **more)
 
 
 @contextlib.contextmanager

@@ -24,6 +24,7 @@ from orderedmq.demo.result import Result, verify
 from orderedmq.endpoint import Endpoint
 from orderedmq.errors import ErrorOf, TopicError
 from orderedmq.java import ensure_java
+from orderedmq.spark_release import newest_java
 from orderedmq.tools.audit import Audit, audit
 from orderedmq.tools.audit_sides import TopicSide
 from orderedmq.tools.producer import Producer
@@ -85,7 +86,7 @@ class Demo:
         """Check all requirements before the first step. Raises DemoError FOLDER_IN_USE, OptionError MISSING, JavaError."""
         self.folder = self.folder.absolute()
         flights.data_folder()
-        ensure_java()
+        ensure_java(newest_java())
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             used = any(self.folder.iterdir())

@@ -6,7 +6,8 @@ in its ``latestOffset``, which the source's ``reportLatestOffset`` returned. Spa
 parsed from JSON has objects.
 
 Spark reports no latest offset for a batch that it repeats after a restart, because the previous run planned it. In that case the lag
-is unknown.
+is unknown. Before 4.2, Spark calls no ``reportLatestOffset`` and reports the ``endOffset`` as the ``latestOffset``, so the source puts
+its report into that offset, as ``latest``.
 
 In the latest offset, a source with a parking lot also reports how many messages were parked at the time of planning.
 """
@@ -79,9 +80,9 @@ def lag_of(progress_source: Mapping[str, Any]) -> dict[MessageQueue, QueueLag]:
         return {}
     every = checkpoint.next
     following = {queue: offset for queue, offset in every.items() if not is_parked(queue)}
-    if progress_source.get("latestOffset") in _MISSING:
-        return {queue: QueueLag(offset, None) for queue, offset in following.items()}
     latest = _latest(progress_source)
+    if latest is None:
+        return {queue: QueueLag(offset, None) for queue, offset in following.items()}
     ends = offsets_from_json(latest["next"], "the latest offsets in the query's progress")
     return {queue: QueueLag(offset, ends[queue]) for queue, offset in following.items() if queue in ends}
 
@@ -100,7 +101,8 @@ def parked_of_query(progress_sources: Iterable[Mapping[str, Any]]) -> ParkedCoun
     """Return the parked messages of all sources with parking lots, or None if there is no such source or no latest offset."""
     found = []
     for source in progress_sources:
-        if not is_ours(source) or source.get("latestOffset") in _MISSING or "parked" not in (latest := _latest(source)):
+        latest = _latest(source) if is_ours(source) else None
+        if latest is None or "parked" not in latest:
             continue
         try:
             found.append(ParkedCounts(**latest["parked"]))
@@ -129,9 +131,13 @@ def _describe(lags: Mapping[MessageQueue, QueueLag]) -> str:
     return f"{total}, worst {worst} with {known[worst]}" if known[worst] else total
 
 
-def _latest(progress_source: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the latest offset that Spark reports. Raises OffsetError INVALID."""
-    latest = _parsed(progress_source["latestOffset"])
+def _latest(progress_source: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the latest offset that Spark reports, None if it reports none. Raises OffsetError INVALID."""
+    latest = _parsed(progress_source.get("latestOffset"))
+    if isinstance(latest, Mapping) and "latest" in latest:
+        latest = latest["latest"]
+    if latest in _MISSING:
+        return None
     if not isinstance(latest, Mapping) or "next" not in latest:
         raise _not_ours(latest)
     return latest

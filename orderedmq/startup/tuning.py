@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
 from orderedmq.java import Java, find_java, set_interpreter
+from orderedmq.spark_release import newest_java, require_release
 from orderedmq.startup.archive import archive_options
 from orderedmq.startup.home import compiled_home, importable_by_workers, installed_spark
 
@@ -41,9 +42,10 @@ def tuned(builder: Builder) -> Builder:
     made. The user's settings in the environment and in the builder are kept.
 
     Call it after all other settings of the builder and before the first SparkSession. It has no effect after the first session, under
-    spark-submit, or for a Spark Connect server. In these cases the logger ``orderedmq`` says why, at level INFO. Raises JavaError
-    MISSING or TOO_OLD.
+    spark-submit, or for a Spark Connect server. In these cases the logger ``orderedmq`` says why, at level INFO. Raises the
+    errors of ``prepare_spark``.
     """
+    require_release()
     options: dict[str, Any] = getattr(builder, "_options", {})
     reason = _too_late(options)
     if reason is not None:
@@ -58,9 +60,10 @@ def tuned(builder: Builder) -> Builder:
 def prepare(options: dict[str, Any]) -> Installation:
     """Set up Java, Python and SPARK_HOME for a session with these options. Return the Java and the SPARK_HOME.
 
-    Raises JavaError MISSING or TOO_OLD.
+    Raises JavaError MISSING, TOO_OLD or TOO_NEW, and OptionError UNSUPPORTED if PySpark is too old.
     """
-    java = find_java()
+    require_release()
+    java = find_java(newest_java())
     set_interpreter()
     if "SPARK_HOME" in os.environ:
         return Installation(java, Path(os.environ["SPARK_HOME"]))

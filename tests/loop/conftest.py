@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 import orderedmq
+from ordered_source.older_spark import PASSES_START
 from orderedmq.broker import Broker
 from orderedmq.errors import OrderedMQError
 from pyspark_orderedmq import DefaultSource
@@ -19,6 +20,15 @@ from tests.faults.conftest import StoreWorld
 from tests.faults.faulty import FaultySource
 from tests.micro_batches import Checkpoint, ForeachBatch, MicroBatchLoop, batch_write, end_workers
 from tests.spark.conftest import StoreRig
+
+#: Runs a test in the loop of Spark 4.2 and later, and in that of 4.0 and 4.1.
+EACH_LOOP = pytest.mark.parametrize("older", [False, True], ids=["4.2", "4.0"], indirect=True)
+
+
+@pytest.fixture
+def older(request: pytest.FixtureRequest) -> bool:
+    """Whether queries run as in Spark 4.0 and 4.1."""
+    return getattr(request, "param", not PASSES_START)
 
 
 @pytest.fixture(autouse=True)
@@ -31,9 +41,12 @@ def workers() -> Iterator[None]:
 class LoopRig(StoreRig):
     """A store and queries over it. Each query has a named checkpoint."""
 
-    def __init__(self, broker: Broker, path: str, folder: Path, query: Callable[..., MicroBatchLoop]) -> None:
+    def __init__(
+        self, broker: Broker, path: str, folder: Path, query: Callable[..., MicroBatchLoop], older: bool = False
+    ) -> None:
         super().__init__(broker, path, folder)
         self._query = query
+        self.older = older
         self.checkpoints: dict[str, Checkpoint] = {}
 
     def start(
@@ -48,13 +61,21 @@ class LoopRig(StoreRig):
         """Start a query. ``source`` and ``sink`` are options; the store's path is added. For ``more`` see `MicroBatchLoop`."""
         given = {"path": self.path, **sink} if isinstance(sink, dict) else sink
         kept = self.checkpoints.setdefault(checkpoint, Checkpoint())
+        more = {"older": self.older, **more}
         return self._query({"path": self.path, **source}, given, kept, available_now=available_now, **more)
+
+    def run(self, *given: Any, **more: Any) -> list[MicroBatchLoop]:
+        """Run a query with availableNow until nothing is left, and return its runs: in older releases, one for each micro-batch."""
+        runs = [self.start(*given, available_now=True, **more).process_all_available()]
+        while runs[-1].batches and self.older:
+            runs.append(self.start(*given, available_now=True, **more).process_all_available())
+        return runs
 
     def copied(self, checkpoint: str = "ck", **options: Any) -> list[int]:
         """Copy topic ``in`` to topic ``out`` with availableNow. Return how many rows each batch read."""
         source = {"topic": "in", "consumerGroup": "g", **options}
-        run = self.start(source, {"topic": "out", "topicQueueNums": 2}, checkpoint, available_now=True)
-        return run.process_all_available().rows
+        runs = self.run(source, {"topic": "out", "topicQueueNums": 2}, checkpoint)
+        return [rows for run in runs for rows in run.rows]
 
     def save(self, options: dict[str, str], *tasks: pa.RecordBatch, overwrite: bool = False) -> None:
         """Write rows as ``df.write`` does, with one task per record batch."""
@@ -68,17 +89,18 @@ class LoopRig(StoreRig):
 
 
 @pytest.fixture
-def rig(tmp_path: Path, query: Callable[..., MicroBatchLoop]) -> Iterator[LoopRig]:
+def rig(tmp_path: Path, query: Callable[..., MicroBatchLoop], older: bool) -> Iterator[LoopRig]:
     path = str(tmp_path / "store")
     with orderedmq.connect(path) as broker:
-        yield LoopRig(broker, path, tmp_path, query)
+        yield LoopRig(broker, path, tmp_path, query, older)
 
 
 class LoopWorld(StoreWorld):
     """A store and queries over it whose history is checked."""
 
-    def __init__(self, folder: Path, queues: int) -> None:
+    def __init__(self, folder: Path, queues: int, older: bool) -> None:
         super().__init__(folder, queues)
+        self.older = older
         self.checkpoints: dict[str, Checkpoint] = {}
 
     def start(self, checkpoint: str = "ck", *, available_now: bool = False, **more: Any) -> MicroBatchLoop:
@@ -88,13 +110,15 @@ class LoopWorld(StoreWorld):
             source["consumerGroup"] = spec["group"]
         kept = self.checkpoints.setdefault(checkpoint, Checkpoint())
         sink = {"path": spec["path"], "topic": "out"}
-        run = MicroBatchLoop(source, sink, kept, rows=with_origin, available_now=available_now, format=FaultySource)
+        how: dict[str, Any] = {"rows": with_origin, "available_now": available_now, "format": FaultySource, "older": self.older}
+        run = MicroBatchLoop(source, sink, kept, **how)
         self._queries.append(run)
         return run
 
     def run(self, checkpoint: str = "ck", **more: Any) -> None:
-        """Run a query until it has processed all current messages and ended."""
-        self.start(checkpoint, available_now=True, **more).process_all_available()
+        """Run a query until it has processed all current messages and ended. In older releases, each run has one micro-batch."""
+        while self.start(checkpoint, available_now=True, **more).process_all_available().batches and self.older:
+            pass
 
     def fail(self, query: MicroBatchLoop) -> str:
         """Continue a query and expect a failure. Return the error's text."""
@@ -121,6 +145,6 @@ def with_origin(rows: pa.RecordBatch) -> pa.RecordBatch:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[LoopWorld]:
-    with contextlib.closing(LoopWorld(tmp_path, 3)) as made:
+def world(tmp_path: Path, older: bool) -> Iterator[LoopWorld]:
+    with contextlib.closing(LoopWorld(tmp_path, 3, older)) as made:
         yield made

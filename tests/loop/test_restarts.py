@@ -10,13 +10,14 @@ import pytest
 
 from tests import checker
 from tests.contract.support import locked
-from tests.loop.conftest import LoopRig, LoopWorld
+from tests.loop.conftest import EACH_LOOP, LoopRig, LoopWorld
 from tests.micro_batches import Point
 from tests.spark.conftest import numbers
 
 POINTS: list[Point] = ["planned", "logged", "written", "published", "committed", "idle"]
 
 
+@EACH_LOOP
 @pytest.mark.parametrize("killed", [True, False], ids=["killed", "stopped"])
 @pytest.mark.parametrize("batch", ["first", "later"])
 @pytest.mark.parametrize("point", POINTS)
@@ -43,6 +44,7 @@ def test_a_query_that_ends_between_two_steps_goes_on_without_loss_or_repeat(
     world.judge()
 
 
+@EACH_LOOP
 @pytest.mark.parametrize("point", POINTS)
 def test_a_killed_query_without_a_group_repeats_nothing(point: Point, world: LoopWorld) -> None:
     """It has no locks to lose. Its checkpoint and the batches recorded by the sink are enough."""
@@ -60,6 +62,7 @@ def test_a_killed_query_without_a_group_repeats_nothing(point: Point, world: Loo
     assert world.broker.admin.groups() == []
 
 
+@EACH_LOOP
 def test_another_query_is_refused_until_the_tasks_of_a_stopped_one_must_have_ended(world: LoopWorld) -> None:
     world.produce(10)
     query = world.start()
@@ -120,6 +123,7 @@ def test_signals_end_the_wait_for_a_lock(world: LoopWorld, monkeypatch: pytest.M
     query.kill()
 
 
+@EACH_LOOP
 @pytest.mark.parametrize("assignment", ["exclusive", "shared"])
 def test_each_scan_of_a_repeated_batch_leaves_out_what_another_owner_took(assignment: str, rig: LoopRig) -> None:
     """Spark asks for the partitions of a batch once per scan of the stream, so twice if a DataFrame is joined with itself."""
@@ -139,6 +143,7 @@ def test_each_scan_of_a_repeated_batch_leaves_out_what_another_owner_took(assign
 
 
 @pytest.mark.holds("other sinks")
+@EACH_LOOP
 @pytest.mark.parametrize("reset", ["another query's startingOffsets", "a seek"])
 @pytest.mark.parametrize("point", ["published", "committed"])
 def test_a_reset_of_one_topic_repeats_no_message_of_another(point: Point, reset: str, rig: LoopRig) -> None:
@@ -160,6 +165,6 @@ def test_a_reset_of_one_topic_repeats_no_message_of_another(point: Point, reset:
         other = {"topic": "other", "consumerGroup": "g", "startingOffsets": "earliest"}
         rig.start(other, None, "ck2", available_now=True).process_all_available()
     rig.fill("in", 4, first=10)
-    rig.start(source, write, available_now=True).process_all_available()
+    rig.run(source, write)
     bodies = [body.decode() for rows in batches.values() for body in rows]
     assert numbers({0: bodies}) == list(range(14))

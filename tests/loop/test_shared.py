@@ -9,7 +9,7 @@ import pytest
 
 from orderedmq.errors import GroupError, OptionError
 from tests.contract.support import locked
-from tests.loop.conftest import LoopRig, LoopWorld
+from tests.loop.conftest import EACH_LOOP, LoopRig, LoopWorld
 from tests.micro_batches import MicroBatchLoop
 from tests.spark.conftest import numbers
 from tests.spark.test_shared import QUEUES, in_order, owners, shares
@@ -42,6 +42,7 @@ def shared(rig: LoopRig) -> LoopRig:
     return rig
 
 
+@EACH_LOOP
 def test_a_restarted_member_goes_on_where_the_others_brought_its_queues(shared: LoopRig) -> None:
     first, second = start(shared, "one"), start(shared, "two")
     divide(shared, [4, 4], first, second)
@@ -80,6 +81,7 @@ def test_a_member_that_disagrees_is_refused_by_name_and_the_others_go_on(
     assert shares(shared) == [8]
 
 
+@EACH_LOOP
 def test_explicit_starting_offsets_hold_only_where_the_shared_group_never_committed(shared: LoopRig) -> None:
     shared.fill("in", 80)
     first = start(shared, "one", startingOffsets="latest")

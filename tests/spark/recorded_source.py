@@ -14,11 +14,11 @@ from typing import Any
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import InputPartition, WriterCommitMessage
-from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.types import StructType
 
 from ordered_sink.commit import StreamWriter
 from ordered_sink.writer import Written
+from ordered_source.older_spark import PASSES_START, ReadLimit
 from ordered_source.partition_reader import QueuePartition
 from ordered_source.stream_reader import StreamReader
 from orderedmq.ownership.micro_batch import BATCH, QUERY, RUN
@@ -73,11 +73,21 @@ class RecordedReader(StreamReader):
         self.record("initialOffset")
         return super().initialOffset()
 
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        found = super().latestOffset(start, limit)
-        shown = {"kind": type(limit).__name__, **asdict(limit)}  # type: ignore[call-overload]
-        self.record("latestOffset", start=start, limit=shown, result=found)
-        return found
+    if PASSES_START:
+
+        def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+            found = super().latestOffset(start, limit)
+            shown = {"kind": type(limit).__name__, **asdict(limit)}  # type: ignore[call-overload]
+            self.record("latestOffset", start=start, limit=shown, result=found)
+            return found
+
+    else:
+
+        def latestOffset(self) -> dict[str, Any]:  # type: ignore[misc]
+            without_start: Any = super().latestOffset
+            found: dict[str, Any] = without_start()
+            self.record("latestOffset", result=found)
+            return found
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         self.record("reportLatestOffset")

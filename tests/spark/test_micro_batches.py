@@ -1,9 +1,15 @@
-"""The loop of tests/micro_batches.py calls source, tasks and sink as Spark does: a scenario runs in both, and the calls are equal."""
+"""The loop of tests/micro_batches.py calls source, tasks and sink as Spark does: a scenario runs in both, and the calls are equal.
+
+    python -m tests.spark.test_micro_batches FOLDER
+
+compares them in another release of Spark, whose environment has no pytest.
+"""
 
 from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
@@ -169,8 +175,8 @@ def _by_task(found: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
             yield list(part)
 
 
-def test_the_loop_calls_source_tasks_and_sink_as_spark_does(spark: SparkSession, tmp_path: Path) -> None:
-    folders = {name: tmp_path / name for name in ("spark", "loop")}
+def compare(spark: SparkSession, folder: Path) -> None:
+    folders = {name: folder / name for name in ("spark", "loop")}
     places: dict[str, Place] = {"spark": InSpark(spark, folders["spark"]), "loop": InLoop()}
     for name, place in places.items():
         folders[name].mkdir()
@@ -178,3 +184,16 @@ def test_the_loop_calls_source_tasks_and_sink_as_spark_does(spark: SparkSession,
         with orderedmq.connect(path) as broker:
             scenario(place, broker, path)
     assert normalised(folders["loop"]) == normalised(folders["spark"])
+
+
+def test_the_loop_calls_source_tasks_and_sink_as_spark_does(spark: SparkSession, tmp_path: Path) -> None:
+    compare(spark, tmp_path)
+
+
+if __name__ == "__main__":
+    orderedmq.prepare_spark()
+    settings = {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "2", "spark.sql.session.timeZone": "UTC"}
+    builder = SparkSession.builder.master("local[2]")
+    for setting, value in settings.items():
+        builder = builder.config(setting, value)
+    compare(builder.getOrCreate(), Path(sys.argv[1]))

