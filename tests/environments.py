@@ -68,17 +68,28 @@ RELEASES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 
 
-def platform(release: str) -> Path:
+def interpreter(version: str) -> Path | None:
+    """Return an interpreter of a minor version of Python ("3.12") on this machine, on PATH or of pyenv; None if there is none."""
+    on_path = shutil.which(f"python{version}")
+    of_pyenv = sorted((Path.home() / ".pyenv" / "versions").glob(f"{version}.*/bin/python"))
+    for python in [*([Path(on_path)] if on_path else []), *of_pyenv]:
+        # A shim of pyenv is on PATH also for versions that are not active, and then fails.
+        if subprocess.run([python, "-c", "import ensurepip, venv"], capture_output=True).returncode == 0:
+            return python
+    return None
+
+
+def platform(release: str, base: Path = Path(sys.executable)) -> Path:
     """Return the Python of an environment like a platform's: PySpark of the minor ``release``, without this project.
 
-    Tests share it, so they must not change it: they change a ``copy_of`` it.
+    Tests share it, so they must not change it: they change a ``copy_of`` it. ``base``: the interpreter of the environment.
     """
-    folder = _FOLDER / f"spark-{release}"
+    folder = _folder(release, base)
     packages = RELEASES[release]
     with _locked(folder):
         if _kept(folder).get("packages") != list(packages):
             shutil.rmtree(folder, ignore_errors=True)
-            command([sys.executable, "-m", "venv", str(folder)])
+            command([str(base), "-m", "venv", str(folder)])
             with tempfile.TemporaryDirectory(dir=_FOLDER) as wheels:
                 # PySpark is distributed as source. A wheel without compression is built and unpacked much faster.
                 uncompressed = Path(wheels, "uncompressed.cfg")
@@ -114,21 +125,25 @@ def copy_of(python: Path, folder: Path) -> Path:
     return folder / "bin" / "python"
 
 
-def spark_environment(release: str) -> Path:
+def _folder(release: str, base: Path) -> Path:
+    return _FOLDER / (f"spark-{release}" if base == Path(sys.executable) else f"spark-{release}-{base.resolve().name}")
+
+
+def spark_environment(release: str, base: Path = Path(sys.executable)) -> Path:
     """Return the Python of an environment of the minor ``release`` of Spark ("4.1") with the wheel of the current sources.
 
     The wheel is installed as a user does it, with its dependencies and without an extra. Within a run of the tests the environment does not
-    change, and several processes may use it.
+    change, and several processes may use it. ``base``: the interpreter of the environment.
     """
-    base = platform(release)
-    folder = _FOLDER / f"spark-{release}-orderedmq"
+    python_of_platform = platform(release, base)
+    folder = _folder(release, base).with_name(f"{_folder(release, base).name}-orderedmq")
     python = folder / "bin" / "python"
     state = {"packages": list(RELEASES[release]), "wheel": hashlib.sha256(wheel().read_bytes()).hexdigest()}
     with _locked(folder):
         kept = _kept(folder)
         if kept.get("packages") != state["packages"]:
             shutil.rmtree(folder, ignore_errors=True)
-            copy_of(base, folder)
+            copy_of(python_of_platform, folder)
         if kept != state:
             # pip would keep the installed package of the same version.
             pip(python, "uninstall", "-q", "-y", "orderedmq")
