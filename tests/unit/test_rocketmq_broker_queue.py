@@ -455,9 +455,9 @@ def test_a_late_attempt_of_the_first_run_waits_for_the_other_one_in_turn() -> No
             sibling.port.acquire()
 
 
-def proxied(broker: FakeBroker, run: str, partition: int) -> Case:
+def proxied(broker: FakeBroker, run: str, partition: int, batch: int = 7) -> Case:
     """An attempt whose connection leads to a Proxy, and so survives a restart of the broker."""
-    case = attempt_of(broker, run, partition)
+    case = attempt_of(broker, run, partition, batch)
     case.client.proxied = True
     return case
 
@@ -506,6 +506,15 @@ def test_another_batch_waits_for_nobody() -> None:
     began = time.monotonic()
     attempt_of(broker, NEW, 0, batch=8).port.acquire()
     assert time.monotonic() == began
+
+
+def test_the_first_batch_through_a_proxy_waits_for_nobody() -> None:
+    """A queue without an entry has the number 0 as its entry, which is also the number of the first batch."""
+    began = time.monotonic()
+    first = proxied(FakeBroker(), NEW, 0, batch=0)
+    first.port.acquire()
+    assert time.monotonic() == began
+    assert first.port.keep()
 
 
 def test_an_entry_is_one_number_of_63_bits() -> None:

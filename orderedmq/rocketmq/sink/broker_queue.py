@@ -202,7 +202,8 @@ class RocketMQQueue(BrokerPort):
         This attempt holds the former run's locks while it writes the entry. So an attempt that gets one of these locks later reads that
         the queue has another writer. Returns whether it is certain that no other run has sent a message since the entry was ``known``.
         """
-        rival = known.batch == self._entry.batch and known.run != self._entry.run
+        # A queue that was never written to has an entry of batch 0 without a run, and the width 0.
+        rival = known.width > 0 and known.batch == self._entry.batch and known.run != self._entry.run
         keys = [self._lock_named("gate")]
         if rival:
             keys += [self._lock_of(known, partition) for partition in range(known.width)]
