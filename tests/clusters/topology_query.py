@@ -73,7 +73,9 @@ def run(folder: Path) -> None:
 
 
 def _end_with_parent() -> None:
-    sys.stdin.buffer.read()
+    # Without the lock of sys.stdin, which would abort the interpreter at its end, after an error of the query.
+    while os.read(sys.stdin.fileno(), 1024):
+        pass
     os._exit(1)
 
 

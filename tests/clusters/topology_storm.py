@@ -280,7 +280,7 @@ class Query:
             if process.poll() is not None:
                 self._end(process, log)
                 lines = log.read_text(errors="replace").strip().splitlines()
-                if process.returncode > 0 and lines:
+                if process.returncode not in (0, -signal.SIGKILL) and lines:
                     self.failures.append(next((line for line in reversed(lines) if "ORDEREDMQ" in line), lines[-1])[:500])
         if not self._runs:
             self.start()
