@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 from orderedmq.conditions import SinkCondition
 from orderedmq.errors import SinkError
 from orderedmq.options.sink import SortColumn
+from orderedmq.schema import concat_batches
 
 
 def sorted_rows(
@@ -29,7 +30,7 @@ def sorted_rows(
         if size > limit:
             raise SinkError(SinkCondition.ORDER_BUFFER_FULL, full)
     if held:
-        whole = held[0] if len(held) == 1 else pa.concat_batches(held)
+        whole = held[0] if len(held) == 1 else concat_batches(held)
         # Release each copy before the next one is made, because the caller also copies the result.
         held.clear()
         ordered = whole.take(_sorted(whole, columns))

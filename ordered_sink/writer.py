@@ -35,6 +35,7 @@ from orderedmq.routing.selector import selector
 from orderedmq.routing.sharding_key import hashed_keys
 from orderedmq.rows.delays import DELAY_COLUMNS, delays
 from orderedmq.rows.message_rows import normalise, several_tags
+from orderedmq.schema import concat_batches
 from orderedmq.text import valid
 
 log = logging.getLogger("orderedmq")
@@ -137,10 +138,10 @@ def _gather_rows(rows: Iterator[pa.RecordBatch], options: SinkOptions) -> Iterat
         size += batch.nbytes
         count += batch.num_rows
         if size >= GATHER_BYTES or count >= GATHER_ROWS:
-            yield pa.concat_batches(waiting)
+            yield concat_batches(waiting)
             waiting, size, count = [], 0, 0
     if waiting:
-        yield waiting[0] if len(waiting) == 1 else pa.concat_batches(waiting)
+        yield waiting[0] if len(waiting) == 1 else concat_batches(waiting)
 
 
 class _Task:

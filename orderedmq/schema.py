@@ -5,9 +5,11 @@ It is separate from `model`, so that code that needs only names and limits, such
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from orderedmq.conditions import SchemaCondition
 from orderedmq.errors import SchemaError
@@ -55,3 +57,19 @@ def unknown_column(name: str) -> SchemaError:
     """Return the error for a name that is not a column of messages."""
     known = ", ".join(MESSAGE_SCHEMA.names)
     return SchemaError(SchemaCondition.UNKNOWN_COLUMN, f"a message has no column {name!r}: its columns are {known}")
+
+
+def concat_batches(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    """Return the rows of batches with one schema as one batch. At least one batch is needed.
+
+    PyArrow has such a function from 19 on, and platforms have older ones. Raises ArrowInvalid if a column gets over 2 GiB.
+    """
+    return pa.RecordBatch.from_struct_array(pa.concat_arrays([batch.to_struct_array() for batch in batches]))
+
+
+def null_where(mask: pa.Array, values: pa.Array) -> pa.Array:
+    """Return ``values`` with a null where ``mask`` is true or null.
+
+    Before 24, PyArrow returns damaged texts if the other argument of if_else is a scalar null and ``values`` is a slice.
+    """
+    return pc.if_else(mask, pa.nulls(len(values), values.type), values)

@@ -17,14 +17,15 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from orderedmq.java import ensure_java
 
 ROOT: Final = Path(__file__).resolve().parents[1]
-_FOLDER: Final = Path(sys.prefix) / "environments"
+#: The folder of kept environments.
+FOLDER: Final = Path(sys.prefix) / "environments"
 
 #: The newest patch of each minor release, and packages as its users have them. Those of 4.0 and 4.1 are the ones of Databricks
 #: Runtime 17.3 LTS and 18, where they are known, because its packages are older than other platforms'. Besides what PySpark
@@ -84,28 +85,21 @@ def platform(release: str, base: Path = Path(sys.executable)) -> Path:
 
     Tests share it, so they must not change it: they change a ``copy_of`` it. ``base``: the interpreter of the environment.
     """
-    folder = _folder(release, base)
-    packages = RELEASES[release]
+    return environment(_folder(release, base), RELEASES[release], base)
+
+
+def environment(folder: Path, packages: Sequence[str], base: Path = Path(sys.executable)) -> Path:
+    """Return the Python of a kept environment with these packages. The first one is PySpark."""
     with _locked(folder):
         if _kept(folder).get("packages") != list(packages):
             shutil.rmtree(folder, ignore_errors=True)
             command([str(base), "-m", "venv", str(folder)])
-            with tempfile.TemporaryDirectory(dir=_FOLDER) as wheels:
+            with tempfile.TemporaryDirectory(dir=FOLDER) as wheels:
                 # PySpark is distributed as source. A wheel without compression is built and unpacked much faster.
                 uncompressed = Path(wheels, "uncompressed.cfg")
                 uncompressed.write_text("[bdist_wheel]\ncompression = stored\n")
-                build = [
-                    sys.executable,
-                    "-m",
-                    "pip",
-                    "wheel",
-                    "-q",
-                    "--no-deps",
-                    "--no-build-isolation",
-                    "-w",
-                    wheels,
-                    packages[0],
-                ]
+                options = ("-q", "--no-deps", "--no-build-isolation", "-w", wheels)
+                build = [sys.executable, "-m", "pip", "wheel", *options, packages[0]]
                 command(build, variables={"DIST_EXTRA_CONFIG": str(uncompressed)})
                 pip(folder / "bin" / "python", "install", "-q", "--no-compile", "--find-links", wheels, *packages)
             _keep(folder, {"packages": list(packages)})
@@ -126,7 +120,7 @@ def copy_of(python: Path, folder: Path) -> Path:
 
 
 def _folder(release: str, base: Path) -> Path:
-    return _FOLDER / (f"spark-{release}" if base == Path(sys.executable) else f"spark-{release}-{base.resolve().name}")
+    return FOLDER / (f"spark-{release}" if base == Path(sys.executable) else f"spark-{release}-{base.resolve().name}")
 
 
 def spark_environment(release: str, base: Path = Path(sys.executable)) -> Path:
@@ -155,11 +149,11 @@ def spark_environment(release: str, base: Path = Path(sys.executable)) -> Path:
 @functools.cache
 def wheel() -> Path:
     """Return the wheel of the current sources, built once in each process."""
-    _FOLDER.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=_FOLDER) as out:
+    FOLDER.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=FOLDER) as out:
         command([sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", out, str(ROOT)])
         [built] = Path(out).iterdir()
-        folder = _FOLDER / "wheels" / hashlib.sha256(built.read_bytes()).hexdigest()[:16]
+        folder = FOLDER / "wheels" / hashlib.sha256(built.read_bytes()).hexdigest()[:16]
         folder.mkdir(parents=True, exist_ok=True)
         return built.replace(folder / built.name)
 

@@ -18,6 +18,7 @@ from orderedmq.conditions import MessageCondition, SchemaCondition
 from orderedmq.errors import MessageError, SchemaError
 from orderedmq.model import MAX_BODY_BYTES, MAX_KEY_BYTES, PROPERTIES_TYPE
 from orderedmq.routing.sharding_key import KeyType, check_lines
+from orderedmq.schema import null_where
 from orderedmq.tools import json_field
 from orderedmq.tools.json_field import BadJson
 
@@ -125,7 +126,7 @@ def messages(lines: pa.Array, first: int, form: LineForm) -> pa.RecordBatch:
         if form.tags_field is not None:
             tags = _field(lines, form.tags_field, numbers)
             # RocketMQ has no empty tag.
-            tags = pc.if_else(pc.equal(tags, ""), pa.scalar(None, pa.string()), tags)
+            tags = null_where(pc.equal(tags, ""), tags)
         properties = [_field(lines, name, numbers) for name in form.property_fields.values()]
     elif form.separator is not None:
         text = _as_text(lines, first)

@@ -15,6 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
 
+from orderedmq.schema import concat_batches
+
 Floats = npt.NDArray[np.float64]
 
 #: The least delay in minutes with which a flight counts as late, as in the statistics of the airlines.
@@ -53,7 +55,7 @@ def follow(known: bytes | None, bodies: pa.Array) -> tuple[bytes, pa.RecordBatch
     """
     events = read(bodies, _EVENT)
     before = _KNOWN.empty_table().to_batches() if known is None else list(pa.ipc.open_stream(known))
-    old = pa.concat_batches(before) if before else pa.RecordBatch.from_pylist([], _KNOWN)
+    old = concat_batches(before) if before else pa.RecordBatch.from_pylist([], _KNOWN)
     first_event = old.num_rows
     tails = pa.concat_arrays([old["tailnum"], events["tailnum"]]).dictionary_encode()
     codes = tails.indices.to_numpy()

@@ -21,6 +21,7 @@ from orderedmq.conditions import StoreCondition
 from orderedmq.embedded.store.layout import INLINE, Chunk
 from orderedmq.errors import Remedy, StoreError
 from orderedmq.model import MESSAGE_SCHEMA, MessageQueue, select_schema
+from orderedmq.schema import concat_batches
 
 #: Columns that a payload can have. A column's index is its bit in ``Chunk.columns``, so the order is part of the format.
 STORED: Final = ("body", "tags", "keys", "sharding_key", "properties", "born_timestamp", "store_timestamp", "reconsume_times")
@@ -223,5 +224,5 @@ def merge(parts: list[tuple[bytes | pa.Buffer, Chunk]], codec: int) -> tuple[Pie
     for payload, chunk in parts:
         # Queue, offset and incarnation are dummies, because they matter only for columns that are never stored.
         kept.append(rows_of(payload, chunk, wanted, MessageQueue("", "", 0), 0, ""))
-    payload, chunk = encode(pa.concat_batches(kept), codec, parts[0][1].born)
+    payload, chunk = encode(concat_batches(kept), codec, parts[0][1].born)
     return payload, chunk._replace(first_stored=parts[0][1].first_stored, last_stored=parts[-1][1].last_stored)

@@ -30,6 +30,7 @@ from orderedmq.routing.selector import require_targets
 from orderedmq.rows.delays import DELAY_COLUMNS, delays_nothing
 from orderedmq.rows.filters import Filter
 from orderedmq.rows.pull_settings import PullSettings
+from orderedmq.schema import concat_batches
 from orderedmq.text import valid_rows
 
 _BODY = ("body",)
@@ -78,7 +79,7 @@ def rows_at(txn: Transaction, queue: MessageQueue, offsets: Sequence[int], colum
         whole = _whole(txn, topic, queue, first, chunk, columns)
         found.append(whole.take(pa.array([offset - first for offset in offsets[done:end]], pa.int64())))
         done = end
-    return pa.concat_batches(found)
+    return concat_batches(found)
 
 
 def _require_there(queue: MessageQueue, at: layout.QueueState, begin: int, end: int) -> None:
@@ -325,7 +326,7 @@ class EmbeddedLog:
                 batch = self._malformed.valid(codec.rows_of(payload, chunk, columns, queue, first, incarnation), queue, first)
                 self._last = (chunk.segment, chunk.position, columns, batch)
             batches.append(batch.slice(max(0, offset - first)))
-        joined = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+        joined = batches[0] if len(batches) == 1 else concat_batches(batches)
         return bounded(joined.slice(0, max_messages), max_bytes)
 
     def append(

@@ -21,6 +21,7 @@ from orderedmq.embedded.topics import made, put_queues, topic_of
 from orderedmq.model import PARKED_PREFIX, MessageQueue
 from orderedmq.parking.lot import LOT_COLUMNS, SOURCE_COLUMNS, Lot, order_rows, to_park
 from orderedmq.parking.rules import Order, Put, origin, parked_queue
+from orderedmq.schema import concat_batches
 
 
 def put(
@@ -78,7 +79,7 @@ def _copied(txn: Transaction, puts: Sequence[Put]) -> pa.RecordBatch:
         found.append(rows_at(txn, source, sorted(numbers), SOURCE_COLUMNS))
         order += [numbers[at] for at in sorted(numbers)]
     behind = sorted(range(len(order)), key=order.__getitem__)
-    return pa.concat_batches(found).take(pa.array(behind, pa.int64()))
+    return concat_batches(found).take(pa.array(behind, pa.int64()))
 
 
 def order(txn: Transaction, group: str, queue: MessageQueue, orders: Sequence[Order], now: int) -> None:

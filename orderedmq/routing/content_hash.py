@@ -17,6 +17,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from orderedmq.schema import null_where
+
 Words: TypeAlias = npt.NDArray[np.uint64]
 
 #: Weights by column, so that the same text counts differently in each column. They are odd so that no bit of a hash is lost.
@@ -105,7 +107,7 @@ def _properties(column: pa.Array) -> Words:
     # In a sliced array, ``keys`` and ``items`` still belong to the whole array, and offsets count from its beginning.
     items = column.items.slice(begin, end - begin)
     entries = pc.binary_join_element_wise(column.keys.slice(begin, end - begin), items, "\x01")
-    entries = pc.if_else(pc.equal(items, ""), pa.scalar(None, pa.string()), entries)
+    entries = null_where(pc.equal(items, ""), entries)
     sums = np.concatenate((np.zeros(1, np.uint64), np.cumsum(_texts(entries), dtype=np.uint64)))
     result: Words = sums[bounds[1:] - begin] - sums[bounds[:-1] - begin]
     if column.null_count:

@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 
 from orderedmq.conditions import MessageCondition, OptionCondition, SchemaCondition
 from orderedmq.errors import MessageError, OptionError, SchemaError
+from orderedmq.schema import null_where
 
 LEVEL: Final = "delay_time_level"
 TIME: Final = "deliver_timestamp"
@@ -94,7 +95,7 @@ def delays(rows: pa.RecordBatch, where: str, first: int) -> dict[str, pa.Array]:
                     MessageCondition.BAD_DELAY,
                     f"in row {first + row} for {where}, {LEVEL} is {column[row].as_py()}. Write a level from 1 on, or null for no delay",
                 )
-            column = pc.if_else(pc.equal(column, 0), pa.scalar(None, column.type), column)
+            column = null_where(pc.equal(column, 0), column)
         if column.null_count < len(column):
             found[name] = column
     if not found:

@@ -24,6 +24,7 @@ from orderedmq.parking.rules import BEHIND, HELD, Put, Ticket, companion, parked
 from orderedmq.rocketmq.broker import RocketMQBroker
 from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.rows.pull_settings import PullSettings
+from orderedmq.schema import concat_batches
 from tests.contract.support import locked
 from tests.stopped_readers import stopped
 
@@ -120,7 +121,7 @@ def owner(
 
 def put_aside(cluster: Place, account: Credentials, group: str) -> int:
     """Write two dead letters twice, as a listener's task does. The second attempt must write nothing."""
-    letters = pa.concat_batches([row(), row()])
+    letters = concat_batches([row(), row()])
     put = []
     with owner(cluster, account, group, "listener") as (_, token):
         for _ in range(2):

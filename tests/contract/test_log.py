@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from orderedmq.broker import Broker, QueueBounds
 from orderedmq.model import DEFAULT_COLUMNS, MAX_BODY_BYTES, MESSAGE_SCHEMA, MessageQueue, select_schema
+from orderedmq.schema import concat_batches
 from orderedmq.tools.producer import Producer
 from tests.contract.support import (
     BIG,
@@ -125,7 +126,7 @@ def test_every_column_has_its_value(broker: Broker):
     broker.log.append({queue: rows(["c"])})
     batch = pull(broker, queue, columns=tuple(MESSAGE_SCHEMA.names))
     while batch.num_rows < 3:
-        batch = pa.concat_batches([batch, pull(broker, queue, batch.num_rows, tuple(MESSAGE_SCHEMA.names))])
+        batch = concat_batches([batch, pull(broker, queue, batch.num_rows, tuple(MESSAGE_SCHEMA.names))])
     assert batch.schema == MESSAGE_SCHEMA
     ids = batch.column("message_id").to_pylist()
     assert len(set(ids)) == 3

@@ -22,6 +22,7 @@ import pytest
 from orderedmq.demo import flights
 from orderedmq.demo.play import Demo, DemoError, _Job
 from orderedmq.demo.turnaround import LATE, follow
+from orderedmq.schema import concat_batches
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +113,7 @@ def test_every_event_has_the_result_of_a_calculation_event_by_event_in_any_batch
         known, part = follow(known, bodies.slice(begin, count))
         begin += count
         parts.append(part)
-    assert pa.concat_batches(parts).equals(whole)
+    assert concat_batches(parts).equals(whole)
 
 
 def hash_of(key: str) -> int:

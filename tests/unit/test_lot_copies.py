@@ -8,7 +8,7 @@ import pytest
 from orderedmq.model import PARKED_FROM, MessageQueue
 from orderedmq.parking.lot import RESTORE_COLUMNS, Lot, order_rows, restore
 from orderedmq.parking.rules import BEHIND, DROPPED, HELD, Order, OrderAction, Ticket
-from orderedmq.schema import PRODUCER_SCHEMA
+from orderedmq.schema import PRODUCER_SCHEMA, concat_batches
 
 QUEUE = MessageQueue("orders", "embedded", 0)
 DUE = {"retry": BEHIND, "hold": HELD, "drop": DROPPED}
@@ -24,7 +24,7 @@ def parked(key: str, *copies: tuple[int, int, str]) -> pa.RecordBatch:
 
 
 def lot_of(*parts: pa.RecordBatch, begin: int = 0) -> tuple[Lot, pa.RecordBatch]:
-    rows = pa.concat_batches([part.select(list(RESTORE_COLUMNS[1:])) for part in parts])
+    rows = concat_batches([part.select(list(RESTORE_COLUMNS[1:])) for part in parts])
     rows = rows.add_column(0, "queue_offset", pa.array(range(begin, begin + rows.num_rows), pa.int64()))
     lot = Lot(begin)
     lot.add(rows)

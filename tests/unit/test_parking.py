@@ -27,7 +27,7 @@ from orderedmq.parking.rules import (
     parked_queue,
     parked_topic,
 )
-from orderedmq.schema import MESSAGE_SCHEMA
+from orderedmq.schema import MESSAGE_SCHEMA, concat_batches
 
 QUEUE = MessageQueue("orders", "broker-a", 3)
 LOT = parked_queue("billing", QUEUE)
@@ -115,7 +115,7 @@ def sent(*keys: str | None) -> pa.RecordBatch:
 
 def lying(*parts: pa.RecordBatch, begin: int = 0) -> pa.RecordBatch:
     """These rows as the lot has them, from offset ``begin`` on."""
-    rows = pa.concat_batches([part.select(list(RESTORE_COLUMNS[1:])) for part in parts])
+    rows = concat_batches([part.select(list(RESTORE_COLUMNS[1:])) for part in parts])
     return rows.add_column(0, "queue_offset", pa.array(range(begin, begin + rows.num_rows), pa.int64()))
 
 

@@ -23,6 +23,7 @@ from orderedmq.rocketmq.codec.record_scan import record_starts
 from orderedmq.rocketmq.codec.row_decoder import Unreadable, Wanted, decode_exactly
 from orderedmq.rocketmq.codec.stored_message import parse_stored
 from orderedmq.routing.key_hash import java_string_hash
+from orderedmq.schema import concat_batches
 from tests.stored_messages import (
     INNER,
     ODD,
@@ -59,9 +60,7 @@ def exactly(given: list[bytes], asked: Wanted) -> pa.RecordBatch:
     pieces = list(decode_exactly(given, asked))
     schema = select_schema(asked.columns)
     return (
-        pa.concat_batches(pieces)
-        if pieces
-        else pa.RecordBatch.from_arrays([pa.array([], f.type) for f in schema], schema=schema)
+        concat_batches(pieces) if pieces else pa.RecordBatch.from_arrays([pa.array([], f.type) for f in schema], schema=schema)
     )
 
 

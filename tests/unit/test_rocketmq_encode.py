@@ -160,7 +160,8 @@ def test_a_slice_is_encoded_as_its_rows() -> None:
 
 def test_a_null_map_may_hide_entries() -> None:
     shown = pa.array([[("a", "1")], [("b", "2")], [("c", "3")]], PROPERTIES_TYPE)
-    hidden = pa.MapArray.from_arrays(shown.offsets, shown.keys, shown.items, mask=pa.array([False, True, False]))
+    entries = pa.StructArray.from_arrays([shown.keys, shown.items], fields=[shown.type.key_field, shown.type.item_field])
+    hidden = pa.Array.from_buffers(shown.type, 3, [pa.py_buffer(b"\x05"), shown.buffers()[1]], children=[entries])
     rows = pa.record_batch({"body": pa.array([b"", b"", b""], pa.binary()), "properties": hidden})
     assert [sorted(properties) for _, properties in read(sent(rows))] == [["UNIQ_KEY", "a"], ["UNIQ_KEY"], ["UNIQ_KEY", "c"]]
 

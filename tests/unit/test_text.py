@@ -31,6 +31,7 @@ from orderedmq.routing.sharding_key import hashed_keys
 from orderedmq.rows.dead_letters import dead_letter_properties
 from orderedmq.rows.filters import Filter
 from orderedmq.rows.message_rows import normalise
+from orderedmq.schema import concat_batches
 from orderedmq.text import is_text, text_of, valid
 from tests.raw_text import JAVAS, append_raw, pairs, strings
 from tests.stored_messages import QUEUE as STORED
@@ -145,7 +146,7 @@ def test_records_by_columns_are_the_same_as_one_at_a_time() -> None:
     ):
         responses = [b"".join(one.pack() for one in given_[at : at + 8]) for at in range(0, len(given_), 8)]
         asked = Wanted(STORED, columns, 0, MAX_OFFSET, frozenset(tags), False)
-        expected = pa.concat_batches(list(decode_exactly(responses, asked)))
+        expected = concat_batches(list(decode_exactly(responses, asked)))
         noted: list[int] = []
         found, _ = decode.decode(responses, columns, STORED, tags=frozenset(tags), malformed=noted.extend)
         found.validate(full=True)

@@ -30,6 +30,7 @@ from orderedmq.rocketmq.codec.property_template import cut_by_template
 from orderedmq.rocketmq.codec.record_scan import ScannedRecords, record_starts, scan_records
 from orderedmq.rocketmq.codec.row_decoder import MAX_TIME, MIN_TIME, PIECE_BYTES, Unreadable, Wanted, decode_exactly
 from orderedmq.rocketmq.codec.stored_message import COMPRESSED, CRC_BITS, UNWRAP
+from orderedmq.schema import concat_batches
 
 MIN_OFFSET: Final = 0
 #: With fewer messages than this, decoding them one at a time is faster.
@@ -89,7 +90,7 @@ def decode(
         malformed([offset for offset in sorted(odd) if offset < stop])
     if not pieces:
         return _empty(select_schema(columns)), stop
-    return pieces[0] if len(pieces) == 1 else pa.concat_batches(pieces), stop
+    return pieces[0] if len(pieces) == 1 else concat_batches(pieces), stop
 
 
 def _empty(schema: pa.Schema) -> pa.RecordBatch:

@@ -24,6 +24,7 @@ from orderedmq.model import MAX_BODY_BYTES, PROPERTIES_TYPE, is_reserved
 from orderedmq.rocketmq.codec import properties as names
 from orderedmq.rocketmq.codec.gather import Int64s, contents
 from orderedmq.rows.message_rows import reserved
+from orderedmq.schema import null_where
 
 #: A request ends before a message that would make it larger than this number of bytes.
 TARGET_BYTES: Final = 1024 * 1024
@@ -289,7 +290,7 @@ class _Properties:
     def _add(self, name: str, values: pa.Array) -> None:
         """Add a property with a value per row. A row whose value is null or empty gets no property."""
         if values.null_count or (len(values) and pc.min(pc.binary_length(values)).as_py() == 0):
-            values = pc.if_else(pc.equal(values, ""), pa.scalar(None, pa.string()), values)
+            values = null_where(pc.equal(values, ""), values)
             if values.null_count == len(values):
                 return
             self._parts.append(pc.binary_join_element_wise(f"{name}\x01", values, "\x02", _EMPTY))

@@ -50,6 +50,7 @@ from orderedmq.rocketmq.net.deadline import Deadline
 from orderedmq.rocketmq.wire import admin_requests, rights
 from orderedmq.rows.dead_letters import clip
 from orderedmq.rows.pull_settings import PullSettings
+from orderedmq.schema import concat_batches
 
 #: Seconds for creating lots at other brokers. These brokers may be away, and their lots are not needed now.
 _OTHERS_TIMEOUT: Final = 2.0
@@ -298,7 +299,7 @@ def _copies(log: RocketMQLog, puts: Sequence[Put]) -> pa.RecordBatch:
         for chosen, rows in pulls_at(log, source, sorted(numbers), _MOST_COPIED, _NO_LIMIT, SOURCE_COLUMNS):
             found.append(rows)
             order += [numbers[at] for at in chosen]
-    return pa.concat_batches(found).take(pa.array(np.argsort(order)))
+    return concat_batches(found).take(pa.array(np.argsort(order)))
 
 
 def _fit(rows: pa.RecordBatch, keys: pa.Array, puts: Sequence[Put], where: str) -> pa.RecordBatch:

@@ -30,6 +30,7 @@ from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.wire.rights import TOOLS_GROUP
 from orderedmq.rows.filters import Filter
 from orderedmq.rows.pull_settings import DEFAULT_PULL, PullSettings
+from orderedmq.schema import concat_batches
 
 T = TypeVar("T")
 
@@ -111,7 +112,7 @@ class Puller:
         known = self._fetch(queue, offset, max_messages, max_bytes, None, rows.add, until)
         if not rows.batches:
             return pa.RecordBatch.from_pylist([], schema=select_schema(columns))
-        batch = rows.batches[0] if len(rows.batches) == 1 else pa.concat_batches(rows.batches)
+        batch = rows.batches[0] if len(rows.batches) == 1 else concat_batches(rows.batches)
         known.body_bytes, known.measured = average_body(batch, rows.received, known.body_bytes), time.monotonic()
         return bounded(batch.select(list(columns)), max_bytes)
 

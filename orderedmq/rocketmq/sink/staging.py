@@ -30,6 +30,7 @@ from orderedmq.rocketmq.sink.topic_brokers import TIMEOUT, RocketMQTopicBrokers
 from orderedmq.rocketmq.wire import rights
 from orderedmq.rows import delays
 from orderedmq.rows.message_rows import normalise
+from orderedmq.schema import concat_batches
 
 #: Queues to which one task writes in parallel.
 PARALLEL: Final = 16
@@ -270,4 +271,4 @@ def _join_alike(waiting: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield adjacent batches with the same columns as one batch, so that small batches share a request."""
     for _, alike in itertools.groupby(waiting, key=lambda batch: batch.schema.names):
         batches = list(alike)
-        yield pa.concat_batches(batches) if len(batches) > 1 else batches[0]
+        yield concat_batches(batches) if len(batches) > 1 else batches[0]
