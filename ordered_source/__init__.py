@@ -10,6 +10,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from orderedmq.spark_release import require_pyspark
+
 if TYPE_CHECKING:
     from ordered_source.lag_listener import LagListener
     from ordered_source.listener.consume import consume_concurrently, consume_orderly
@@ -53,4 +55,7 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    home = _HOMES[name]
+    if home.startswith("ordered_source."):
+        require_pyspark(f"ordered_source.{name}")
+    return getattr(import_module(home), name)

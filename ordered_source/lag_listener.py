@@ -24,7 +24,7 @@ from pyspark.sql.streaming.listener import (
 )
 
 from orderedmq.conditions import OptionCondition
-from orderedmq.errors import OptionError, OrderedMQError
+from orderedmq.errors import OptionError, OrderedMQError, missing_package
 from orderedmq.model import MessageQueue
 from orderedmq.ownership.lag import ParkedCounts, QueueLag, describe, is_ours, lag_of_query, parked_of_query
 
@@ -117,11 +117,7 @@ class _Metrics:
         try:
             from prometheus_client import REGISTRY, Counter, Gauge, Histogram
         except ImportError as error:
-            raise OptionError(
-                OptionCondition.MISSING,
-                "LagListener needs the package prometheus-client to export to Prometheus. Run pip install 'orderedmq[metrics]', or use "
-                "LagListener(prometheus=False)",
-            ) from error
+            raise missing_package("LagListener", "prometheus-client", "metrics", "use LagListener(prometheus=False)") from error
         self._registry = registry if registry is not None else REGISTRY
         try:
             lag = Gauge(

@@ -275,6 +275,17 @@ def aged_out(queue: object, begin: int, least: int) -> DataLossError:
     return error
 
 
+def missing_package(feature: str, package: str, extra: str, instead: str = "") -> OptionError:
+    """Return the error for a feature whose package is not installed.
+
+    ``extra``: the extra that has the package. ``instead``: what else can be done.
+    """
+    return OptionError(
+        OptionCondition.MISSING,
+        f"{feature} needs the package {package}. Run pip install 'orderedmq[{extra}]'{instead and f', or {instead}'}",
+    )
+
+
 def of_other_kind(of: str, remedy: str) -> OffsetError:
     """Return the error for a checkpoint that belongs to ``of``, which is another kind of broker than the options name."""
     return OffsetError(

@@ -22,7 +22,7 @@ from typing import Final
 
 from orderedmq.conditions import JavaCondition
 from orderedmq.errors import JavaError
-from orderedmq.spark_release import newest_java, require_release
+from orderedmq.spark_release import newest_java, require_pyspark, require_release
 
 #: The oldest Java on which Spark 4 runs.
 MIN_VERSION: Final = 17
@@ -107,8 +107,9 @@ def prepare_spark() -> None:
     Without this call, Spark runs the first ``python3`` on PATH: in Jupyter, or in an environment that is not activated, the wrong one.
     Sets the variables PYSPARK_PYTHON and PYSPARK_DRIVER_PYTHON unless the user has set them, and JAVA_HOME and PATH if Spark
     would not find Java otherwise. Call it before you create the first SparkSession. ``tuned`` includes this call. Raises JavaError
-    MISSING, TOO_OLD or TOO_NEW, and OptionError UNSUPPORTED if PySpark is too old.
+    MISSING, TOO_OLD or TOO_NEW, and OptionError MISSING without PySpark, UNSUPPORTED if PySpark is too old.
     """
+    require_pyspark("prepare_spark")
     require_release()
     find_java(newest_java())
     set_interpreter()

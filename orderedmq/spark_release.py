@@ -1,15 +1,19 @@
-"""Which releases of Spark this package supports, and with which releases of Java they run."""
+"""Which releases of Spark this package supports, and with which releases of Java they run.
+
+PySpark is not a dependency of this package, because a platform brings its own. What needs it asks here first.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import sys
 from pathlib import Path
 from typing import Final
 
 from orderedmq.conditions import OptionCondition
-from orderedmq.errors import OptionError
+from orderedmq.errors import OptionError, missing_package
 
 #: The oldest release of PySpark.
 OLDEST: Final = (4, 1)
@@ -17,6 +21,15 @@ OLDEST: Final = (4, 1)
 _WITH_ANY_JAVA: Final = (4, 2)
 #: The newest Java for earlier releases.
 _NEWEST_JAVA: Final = 23
+
+
+def require_pyspark(feature: str) -> None:
+    """Check that this interpreter has PySpark, without importing it. ``feature``: what needs it, for the error.
+
+    A SPARK_HOME is enough, because a program may make its PySpark importable later. Raises OptionError MISSING.
+    """
+    if importlib.util.find_spec("pyspark") is None and "SPARK_HOME" not in os.environ:
+        raise missing_package(feature, "pyspark", "spark", "where Spark is installed, use the Python that has its PySpark")
 
 
 def require_release(version: str | None = None) -> None:

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from orderedmq.conditions import OptionCondition
-from orderedmq.errors import OptionError
+from orderedmq.errors import missing_package
 from orderedmq.model import EMBEDDED_BROKER, PROPERTIES_TYPE, MessageQueue
 from orderedmq.text import valid
 
@@ -39,11 +38,7 @@ def require(wanted: str) -> None:
         import opentelemetry.propagate
         import opentelemetry.trace  # noqa: F401
     except ImportError as error:
-        raise OptionError(
-            OptionCondition.MISSING,
-            f"{wanted} needs the package opentelemetry-api, here and on each executor. Run pip install 'orderedmq[opentelemetry]', or "
-            "do without trace contexts",
-        ) from error
+        raise missing_package(wanted, "opentelemetry-api", "opentelemetry", "do without trace contexts") from error
 
 
 def extract(properties: Properties | None) -> Context:

@@ -28,7 +28,7 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 FOLDER: Final = Path(sys.prefix) / "environments"
 
 #: The newest patch of each minor release, and packages as its users have them. Those of 4.0 and 4.1 are the ones of Databricks
-#: Runtime 17.3 LTS and 18, where they are known, because its packages are older than other platforms'. Besides what PySpark
+#: Runtime 17.3 LTS and 18, where they are known, because its packages are older than other platforms'. In addition to what PySpark
 #: needs, they are the packages that this project's dependencies share with a platform.
 RELEASES: Final[Mapping[str, tuple[str, ...]]] = {
     "4.0": (

@@ -9,7 +9,7 @@ from typing import Annotated, Final
 import typer
 
 from orderedmq.conditions import OptionCondition
-from orderedmq.errors import OptionError
+from orderedmq.errors import OptionError, missing_package
 
 #: The minimum length of a token.
 LEAST_TOKEN: Final = 16
@@ -34,10 +34,7 @@ def require_packages(command: str, packages: Sequence[str], extra: str) -> None:
         for name in packages:
             import_module(name)
     except ImportError as error:
-        raise OptionError(
-            OptionCondition.MISSING,
-            f"orderedmq {command} needs the package {error.name}, which the other commands do not need. Run pip install 'orderedmq[{extra}]'",
-        ) from error
+        raise missing_package(f"orderedmq {command}", str(error.name), extra) from error
 
 
 def check_token(token: str, variable: str) -> None:

@@ -7,6 +7,7 @@ import time
 from orderedmq.cli.shell import Shell, command, commands
 from orderedmq.conditions import JavaCondition
 from orderedmq.errors import JavaError
+from orderedmq.spark_release import require_pyspark
 from orderedmq.startup.archive import fitting_archive, make_archive
 from orderedmq.startup.tuning import prepare as prepare_session
 from orderedmq.tools.readable import size
@@ -22,9 +23,12 @@ def prepare(shell: Shell) -> None:
     of Java and PySpark, so run this command again after you update one of them. The command takes about half a minute, because it runs a
     few small queries in a temporary folder.
     """
+    require_pyspark("orderedmq spark prepare")
     place = prepare_session({"spark.master": "local"})
     if place.home is None:
-        raise JavaError(JavaCondition.NO_ARCHIVE, "Spark is not installed on this machine. Install PySpark, or set SPARK_HOME")
+        raise JavaError(
+            JavaCondition.NO_ARCHIVE, "the installed PySpark is only a client, without Spark itself. Set SPARK_HOME"
+        )
     began = time.monotonic()
     archive = fitting_archive(place.java, place.home)
     made = archive is None

