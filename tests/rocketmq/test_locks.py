@@ -27,6 +27,8 @@ from orderedmq.ownership.offsets import Checkpoint, ranges
 from orderedmq.rocketmq.group import lock_rules
 from orderedmq.rocketmq.group.groups import FENCE_AGE
 from orderedmq.rocketmq.local.servers import Cluster
+from orderedmq.rocketmq.wire import registers
+from orderedmq.tools.seek import copy_offsets
 from tests.contract.support import letters
 from tests.rocketmq.group_world import World, condition, error_of, granted, refused
 from tests.stopped_readers import stopped
@@ -409,6 +411,21 @@ def test_a_member_that_joins_while_a_broker_restarts_gets_a_queue_with_its_offse
 
 
 # -- actions of other clients ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.holds("newer format")
+def test_a_newer_version_takes_a_queue_for_good(world: World) -> None:
+    groups, restarted = world.broker.groups, world.connect().groups
+    [token] = world.lock(world.broker, groups.join("me"), [world.queue])
+    world.send(world.queue, 3)
+    groups.commit({token: 2})
+    # A newer version raises the fence like this when it takes the queue.
+    groups._offsets.fence(world.group, {world.queue: registers.NEWER | token.epoch})
+    assert condition(lambda: groups.commit({token: 3})) == "LOCK.LOST"
+    assert condition(lambda: restarted.lock(world.group, restarted.join("me"), [world.queue])) == "GROUP.NEWER_FORMAT"
+    # The group's offsets can be used in another group.
+    copy_offsets(world.broker, world.group, other := f"{world.group}-earlier")
+    assert groups.offsets(other, [world.queue]) == groups.offsets(world.group, [world.queue]) == {world.queue: 2}
 
 
 def test_a_lock_of_nobody_who_is_known_is_in_use_and_cannot_be_taken_away(world: World) -> None:
