@@ -265,6 +265,25 @@ def test_a_topic_that_is_being_deleted_does_not_keep_the_tenures_of_other_topics
         assert list(query.groups._offsets.tenures("g", queues[2:]).values()) == [0, 0]
 
 
+def test_a_broker_that_the_nameserver_did_not_know_when_the_query_joined_has_the_member_when_it_grants_a_lock(
+    cluster: Cluster,
+) -> None:
+    """Otherwise tasks would wait for their driver's membership there, and call the lock lost before the driver's next heartbeat."""
+    brokers = {name: Broker() for name in "ab"}
+    for name in "ab":
+        cluster.scripted(name, brokers[name].script)
+    cluster.reporting = {"a", "b"}
+    late = cluster.routes["T"].pop("a")
+    with contextlib.closing(Query(names := cluster.nameserver(), "q", assignment="exclusive")) as query:
+        # Both of the query's clients keep this route.
+        assert query.lock(MessageQueue("T", "b", 0))
+        cluster.routes["T"]["a"] = late
+        [token] = query.lock(QUEUE)
+        assert query.me.client_id in brokers["a"].members
+        with contextlib.closing(Query(names, "task")) as task:
+            assert task.groups.check(token)
+
+
 def test_a_renewal_under_way_does_not_lock_a_queue_again_that_is_given_back(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -179,8 +179,6 @@ class RocketMQGroups:
         asked = time.monotonic()
         by_name = self._brokers_of(queues)
         brokers = list(by_name.values())
-        if (member_client := self._member_clients.get(client.client_id)) is not None:
-            member_client.send_heartbeat_to_new(group, by_name)
         ids = self._roster.ids(group, brokers, self.trust)
         only_run = lock_rules.is_only_run(client.client_id, [*ids, *self._held_locks.clients(group)])
         tokens = [lock.token for queue in queues if (lock := self._held_locks.get(group, queue, client.client_id)) is not None]
@@ -192,6 +190,9 @@ class RocketMQGroups:
         asked = time.monotonic()
         try:
             granted = lock_queues(self._client, group, names, _LOCK_TIMEOUT)
+            # Not before, because the nameserver may hear of a broker just before it grants its locks.
+            if (member_client := self._member_clients.get(client.client_id)) is not None:
+                member_client.send_heartbeat_to_new(group, self._brokers_of(sorted(granted)))
             new = {queue: name != client.client_id for queue, name in names.items() if queue in granted}
             out.update(self._grant(group, client, new, tenures, asked))
         except OrderedMQError:
@@ -512,8 +513,11 @@ class RocketMQGroups:
         deadline = Deadline.after(_LOCK_TIMEOUT)
         found = {}
         for topic, name in sorted({(queue.topic, queue.broker_name) for queue in queues}, key=lambda pair: pair[1]):
-            with contextlib.suppress(RocketMQError):
-                found[name] = self._client.address(topic, name, deadline)
+            # After a broker was not found, the route is requested again.
+            for _ in range(2):
+                with contextlib.suppress(RocketMQError):
+                    found[name] = self._client.address(topic, name, deadline)
+                    break
         return found
 
     def _in_child(self) -> None:
