@@ -23,7 +23,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-svg ui-picture rocketmq check tools test test-all lint docs reference dist simulate bench bench-rocketmq bench-kafka bench-report soak clean
+.PHONY: help setup demo demo-svg ui-picture rocketmq check tools test test-all lint docs reference dist sbom simulate bench bench-rocketmq bench-kafka bench-report soak clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -111,11 +111,13 @@ test: ready tools ## run the tests and print the time of each folder; ARGS="-k n
 test-all: ready tools ## also run the long tier: whole environments, every release of RocketMQ, damage to each used field of a store
 	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) --nightly $(ARGS)
 
-lint: $(STAMP) ## run ruff and strict mypy, and check the wording of texts
+lint: $(STAMP) ## run ruff and strict mypy, and check the wording of texts and the workflows
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/python -m tests.wording
+	@$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	@$(BIN)/zizmor --offline --quiet --no-progress --min-severity medium .github/workflows
 
 docs: $(DOCS) ## build the site into build/site; a broken link fails
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
@@ -127,9 +129,17 @@ $(DOCS): $(STAMP)
 	@touch $@
 
 dist: $(DIST) ## build a release into dist (the wheel from the sdist) and check both as a package index does
+	@$(BIN)/validate-pyproject pyproject.toml > /dev/null
 	@rm -rf dist
-	@$(BIN)/python -m build --no-isolation
+	@SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct)} $(BIN)/python -m build --no-isolation
 	@$(BIN)/python -m twine check --strict dist/*
+
+# An environment with only the dependencies of the core, without pip.
+sbom: $(DIST) ## write sbom.cdx.json, the list of the packages on which the core depends, which the wheel contains
+	@rm -rf build/sbom && $(BIN)/python -m venv --without-pip build/sbom
+	@$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' > build/sbom/needs.txt
+	@$(PIP) --python build/sbom/bin/python install --no-compile --constraint constraints.txt --requirement build/sbom/needs.txt
+	@env -u SOURCE_DATE_EPOCH $(BIN)/cyclonedx-py environment --pyproject pyproject.toml --mc-type library --output-reproducible --output-file sbom.cdx.json build/sbom/bin/python
 
 $(DIST): $(STAMP)
 	@echo "dist: installing what checks a release"

@@ -45,6 +45,7 @@ _PLACES: Final = {
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security.md",
+    "RELEASING.md": "releasing.md",
 }
 
 

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import configparser
+import email
+import json
+import os
+import shutil
 import subprocess
 import sys
 import tarfile
 import zipfile
+from email.message import Message
 from pathlib import Path
 
 import pytest
 from packaging.metadata import Metadata
+from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 import orderedmq
@@ -19,9 +25,13 @@ ROOT = Path(__file__).resolve().parents[2]
 NAME = f"orderedmq-{orderedmq.__version__}"
 
 
-def build(out: Path, *options: str) -> str:
-    command = [sys.executable, "-m", "build", "--no-isolation", *options, "--outdir", str(out), str(ROOT)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+#: A time of the commit, as `make dist` passes it.
+EPOCH = {"SOURCE_DATE_EPOCH": "1767225600"}
+
+
+def build(out: Path, *options: str, sources: Path = ROOT) -> str:
+    command = [sys.executable, "-m", "build", "--no-isolation", *options, "--outdir", str(out), str(sources)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=os.environ | EPOCH)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 
@@ -52,6 +62,42 @@ def test_a_release_is_one_sdist_and_one_wheel_and_is_built_without_a_warning(rel
 def test_the_wheel_of_the_sdist_is_the_wheel_of_the_sources(wheel: Path, tmp_path: Path) -> None:
     build(tmp_path, "--wheel")
     assert contents(wheel) == contents(tmp_path / wheel.name)
+
+
+def test_another_clone_gives_the_same_files_bit_by_bit(release: tuple[Path, str], tmp_path: Path) -> None:
+    """In another folder, with other times and modes of the files, and written in another order."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("without a git repository, the list of its files is not known")
+    clone = tmp_path / "another clone"
+    for number, name in enumerate(reversed(listed.stdout.splitlines())):
+        if (ROOT / name).exists():
+            (clone / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / name, clone / name)
+            (clone / name).chmod(0o600)
+            os.utime(clone / name, (number, 1_000_000_000 + number))
+    build(tmp_path / "dist", sources=clone)
+    assert [
+        path.name for path in (tmp_path / "dist").iterdir() if path.read_bytes() != (release[0] / path.name).read_bytes()
+    ] == []
+    assert len(list((tmp_path / "dist").iterdir())) == 2
+
+
+def test_the_wheel_has_a_bill_of_the_packages_on_which_it_depends(wheel: Path) -> None:
+    bill = contents(wheel)[f"{NAME}.dist-info/sboms/sbom.cdx.json"]
+    assert bill == (ROOT / "sbom.cdx.json").read_bytes()
+    parsed = json.loads(bill)
+    root = parsed["metadata"]["component"]
+    assert (parsed["bomFormat"], root["name"], root["version"]) == ("CycloneDX", "orderedmq", orderedmq.__version__)
+    [graph] = (entry["dependsOn"] for entry in parsed["dependencies"] if entry["ref"] == root["bom-ref"])
+    needed = [Requirement(line) for line in metadata_of(wheel).get_all("Requires-Dist", [])]
+    assert {name.partition("==")[0] for name in graph} == {requirement.name for requirement in needed if not requirement.marker}
+    pinned = set((ROOT / "constraints.txt").read_text().splitlines())
+    assert {f"{part['name']}=={part['version']}" for part in parsed["components"]} - pinned == set(), "run make sbom"
+
+
+def metadata_of(wheel: Path) -> Message:
+    return email.message_from_bytes(contents(wheel)[f"{NAME}.dist-info/METADATA"])
 
 
 def test_the_wheel_has_what_users_need_and_nothing_else(wheel: Path) -> None:
