@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,14 @@ from orderedmq.rows.message_rows import normalise
 
 QUEUE = MessageQueue("t", "a", 0)
 JAVA: dict[str, list[Any]] = json.loads((Path(__file__).parent / "java_messages.json").read_text())
+
+
+@pytest.fixture(autouse=True, scope="module", params=[0, module.FEWEST], ids=["by column", "one at a time"])
+def _fewest(request: pytest.FixtureRequest) -> Iterator[None]:
+    """How few rows are encoded one at a time instead of by column."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "FEWEST", request.param)
+        yield
 
 
 def unique(count: int) -> pa.Array:

@@ -9,6 +9,7 @@ batch into an inner batch. Properties that RocketMQ would silently change (with 
 from __future__ import annotations
 
 import re
+import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Any, Final, NamedTuple
@@ -37,9 +38,14 @@ STORED_BYTES: Final = 3 * 1024 * 1024
 GROUP_ROWS: Final = 16384
 GROUP_BYTES: Final = 32 * 1024 * 1024
 
+#: With fewer rows than this, encoding them one at a time is faster: a few rows take 450 µs by column, and 7 µs each one at a time.
+FEWEST: Final = 32
+
 #: totalSize, magic, bodyCRC, flag, bodyLength.
 _HEAD_BYTES: Final = 20
 _FRAME_BYTES: Final = _HEAD_BYTES + 2
+_HEAD: Final = struct.Struct(">iiiii")
+_SHORT: Final = struct.Struct(">H")
 #: The maximum number of messages in a request, so that four digits are enough for a message's place in the request.
 MOST_ROWS: Final = 10_000
 #: The numbers below 10,000 as four ASCII digits each.
@@ -71,6 +77,10 @@ class Stamp(NamedTuple):
     @property
     def _prefix(self) -> bytes:
         return f"{self.name}\x01{self.text}".encode()
+
+    def text_of(self, number: int, place: int) -> bytes:
+        """Return the property of message ``number``, counted from the first. ``place``: its place in its request."""
+        return self._prefix + b"%012d%04d\x02" % (self.first + number, place)
 
     def texts(self, begin: int, cuts: Sequence[tuple[int, int]]) -> pa.Array:
         """Return the property of each message.
@@ -187,6 +197,10 @@ def _encode_group(
     reserve: int,
     packing: Packing,
 ) -> Iterator[SendBody]:
+    is_small = len(rows) < min(FEWEST, MOST_ROWS) and packing is Packing.BATCH
+    if is_small and (few := _encode_few(rows, extra, begin, stamp, reserve)) is not None:
+        yield SendBody(begin, len(rows), few, None)
+        return
     body = rows.column("body")
     more = stamp.size if stamp is not None else 0
     properties = _Properties(rows, extra, where, first + begin)
@@ -217,6 +231,35 @@ def _encode_group(
             behind = at + int(lengths[start]) + _FRAME_BYTES - _HEAD_BYTES
             text = str(data[behind : behind + int(widths[start])], "utf-8")
             yield SendBody(begin + start, 1, data[at : at + int(lengths[start])], text)
+
+
+def _encode_few(
+    rows: pa.RecordBatch, extra: Mapping[str, pa.Array | str], begin: int, stamp: Stamp | None, reserve: int
+) -> memoryview | None:
+    """Return the body of one request with all rows, built row by row; None if the rows need more than that or one may be bad."""
+    if "properties" in rows.schema.names and rows.column("properties").null_count < len(rows):
+        return None
+    columns = {name: rows.column(column) for column, name in _COLUMNS.items() if column in rows.schema.names}
+    values = {
+        name: [value] * len(rows) if isinstance(value, str) else value.to_pylist()
+        for name, value in {**columns, **extra}.items()
+    }
+    messages: list[bytes] = []
+    size = 0
+    for row, body in enumerate(rows.column("body").to_pylist()):
+        pairs = [(name, texts[row]) for name, texts in values.items() if texts[row]]
+        text = "".join(f"{name}\x01{value}\x02" for name, value in pairs)
+        properties = text.encode()
+        if len(properties) > names.MAX_SENT_BYTES - (stamp.size if stamp is not None else 0) - reserve:
+            return None
+        if text.count("\x01") != len(pairs) or text.count("\x02") != len(pairs):
+            return None
+        if stamp is not None:
+            properties += stamp.text_of(begin + row, row)
+        length = _FRAME_BYTES + len(body) + len(properties)
+        messages += (_HEAD.pack(length, 0, 0, 0, len(body)), body, _SHORT.pack(len(properties)), properties)
+        size += length
+    return memoryview(b"".join(messages)) if size <= TARGET_BYTES else None
 
 
 def _cuts(ends: Int64s) -> Iterator[tuple[int, int]]:
