@@ -24,6 +24,7 @@ from pyspark.sql.types import StructType
 from ordered_sink import writer
 from ordered_sink.commit import StreamWriter
 from orderedmq.java import ensure_java
+from orderedmq.rocketmq.sink import staging
 from pyspark_orderedmq import DefaultSource
 
 FORMAT = "orderedmq_held"
@@ -40,6 +41,7 @@ class HeldWriter(StreamWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         writer.GATHER_ROWS = STEP  # type: ignore[misc]
+        staging.TOGETHER_BYTES = 0  # type: ignore[misc]
         return super().write(self._held(iterator))
 
     def _held(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -111,7 +111,7 @@ def spoil(monkeypatch: pytest.MonkeyPatch, fates: dict[int, Callable[[], None]])
     sends: list[int] = []
     guard = threading.Lock()
 
-    def send(self: RocketMQQueue, body: SendBody) -> int:
+    def send(self: RocketMQQueue, body: SendBody) -> Callable[[], int]:
         with guard:
             sends.append(len(sends) + 1)
             fate = fates.get(sends[-1])

@@ -155,6 +155,7 @@ address, sink, topic, broker, due = sys.argv[1:]
 client = Client(address)
 staging = RocketMQOutbox(client, RocketMQLog(client)).open(SinkBatch(sink, 0), 0)
 staging.add(MessageQueue(topic, broker, 0), mixed(numbered(500), [f"d{number}" for number in range(50)], "deliver_timestamp", int(due)))
+staging.start()
 print("added", flush=True)
 sys.stdin.readline()
 """

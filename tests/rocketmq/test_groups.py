@@ -316,7 +316,7 @@ def test_a_letter_is_there_once_though_an_answer_or_a_request_is_lost(
     send, sent = BrokerPort.send, 0
     with Network.before(cluster) as network, World(cluster) as world, RocketMQBroker(network.address) as task:
 
-        def spoilt(self: BrokerPort, body: SendBody) -> int:
+        def spoilt(self: BrokerPort, body: SendBody) -> Callable[[], int]:
             nonlocal sent
             sent += 1
             if sent == number:

@@ -195,6 +195,7 @@ def test_a_run_waits_for_a_task_of_an_earlier_one_that_is_still_at_work(usual: W
     names = numbered(60)
     late = usual.outbox(network.address, replace(usual.timing, lock_renew=0.0)).open(usual.batch(job="first"), 5)
     late.add(usual.queue, rows(names[:20]))
+    late.start()
     until(lambda: len(usual.bodies()) == 20)
 
     def asked(by_late: bool) -> int:
@@ -208,6 +209,7 @@ def test_a_run_waits_for_a_task_of_an_earlier_one_that_is_still_at_work(usual: W
         for part in range(4):
             before = asked(True), asked(False)
             late.add(usual.queue, rows([names[20 + part]]))
+            late.start()
             until(lambda: asked(True) > before[0] and asked(False) > before[1] + 2)  # noqa: B023 (called at once)
         assert not any(task.done() for task in tasks)
         late.receipt()
@@ -388,6 +390,7 @@ def test_a_topic_that_is_deleted_meanwhile_is_not_made_again(usual: World) -> No
     # At its end, the attempt searches for its rows although the topic is gone. A short ``visible`` limits that search.
     late = usual.outbox(timing=replace(usual.timing, visible=0.5)).open(usual.batch(), 0)
     late.add(usual.queue, rows(["a1"]))
+    late.start()
     until(lambda: usual.bodies() == ["a1"])
     for master in usual.masters():
         # 5.x without a timer wheel deletes the topic and then reports an error.

@@ -236,7 +236,7 @@ def die_after(staging: RocketMQStaging, sends: int, monkeypatch: pytest.MonkeyPa
     backlog = staging._backlogs[next(iter(staging._backlogs))]
     real, done = backlog.writer._port.send, 0
 
-    def send(body: SendBody) -> int:
+    def send(body: SendBody) -> Callable[[], int]:
         nonlocal done
         if done == sends:
             raise MemoryError
@@ -287,6 +287,7 @@ client = Client(address)
 staging = RocketMQOutbox(client, RocketMQLog(client)).open(SinkBatch(sink, int(number)), 0)
 for part in range(100):
     staging.add(MessageQueue(topic, broker, 0), rows(numbered(20, 20 * part)))
+    staging.start()
     if part == 50:
         print("half", flush=True)
         sys.stdin.readline()
@@ -329,6 +330,7 @@ def test_attempts_that_have_what_the_other_one_waits_for_both_end(quick: World) 
     for turn in range(2):
         for attempt, order in zip(attempts, orders):
             attempt.add(order[turn], rows(names[order[turn]]))
+            attempt.start()
         if turn == 0:
             until(lambda: all(quick.bodies(queue) for queue in names))
     with ThreadPoolExecutor(2) as pool:
@@ -347,6 +349,7 @@ def test_an_attempt_at_work_keeps_its_queue_for_longer_than_a_lock_lives(quick: 
     def add() -> None:
         began = time.monotonic()
         slow.add(quick.queue, rows(numbered(10, 10 * len(times))))
+        slow.start()
         until(lambda: len(quick.bodies()) >= 10 * (len(times) + 1))
         times.append((began, time.monotonic()))
 
@@ -366,6 +369,7 @@ def test_an_attempt_at_work_keeps_its_queue_for_longer_than_a_lock_lives(quick: 
 def test_an_attempt_that_slept_longer_than_its_lock_believes_what_another_sent_meanwhile(quick: World) -> None:
     sleeper = quick.outbox().open(quick.batch(), 0)
     sleeper.add(quick.queue, rows(numbered(10)))
+    sleeper.start()
     until(lambda: len(quick.bodies()) == 10)
     # The other attempt waits until the sleeper's lock has expired.
     other = quick.write(numbered(30))
@@ -377,6 +381,7 @@ def test_an_attempt_that_slept_longer_than_its_lock_believes_what_another_sent_m
 def test_an_attempt_of_a_batch_that_was_committed_meanwhile_sends_nothing(quick: World) -> None:
     late = quick.outbox().open(quick.batch(), 0)
     late.add(quick.queue, rows(numbered(10)))
+    late.start()
     until(lambda: len(quick.bodies()) == 10)
     # The first write waits until the late attempt's lock has expired.
     for number in range(2):
@@ -402,7 +407,7 @@ def test_a_storm_leaves_each_row_once_in_the_order_of_its_key(
     draw = random.Random(seed)
     real = RocketMQQueue.send
 
-    def send(self: RocketMQQueue, body: SendBody) -> int:
+    def send(self: RocketMQQueue, body: SendBody) -> Callable[[], int]:
         fate = draw.random()
         if fate < 0.05:
             cut = CUTS[draw.choice([name for name in CUTS if "held" not in name])]

@@ -76,7 +76,7 @@ def test_a_message_is_parked_once_though_an_answer_or_a_request_is_lost(
     with Network.before(cluster) as network, Lots(cluster, address=network.address) as world:
         sent = 0
 
-        def spoilt(path: Callable[[Connection], Path], self: BrokerPort, *arguments: Any) -> int:
+        def spoilt(path: Callable[[Connection], Path], self: BrokerPort, *arguments: Any) -> Callable[[], int]:
             nonlocal sent
             sent += 1
             if sent == 2:

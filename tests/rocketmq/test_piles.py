@@ -185,6 +185,7 @@ def kill_a_task(world: World, number: int) -> None:
     before = len(world.bodies())
     staging = outbox.open(world.batch(number, f"killed-{number}"), 0)
     staging.add(world.queue, rows(numbered(2)))
+    staging.start()
     until(lambda: len(world.bodies()) > before, "the task's rows are written")
     outbox._client.close()
 

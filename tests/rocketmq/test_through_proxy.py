@@ -382,6 +382,7 @@ def test_an_attempt_behind_a_proxy_whose_broker_restarted_sends_no_row_that_the_
     with World(newest, SHORT_SENDS) as world:
         late = world.outbox(proxy.address).open(world.batch(job="dead"), 0)
         late.add(world.queue, sink_rows(names[:10]))
+        late.start()
         until(lambda: world.bodies() == names[:10], "the first rows are there")
         [broker] = [broker for broker in newest.brokers if broker.name == world.queue.broker_name]
         broker.restart()

@@ -6,6 +6,7 @@ import random
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -136,7 +137,10 @@ class FakePort:
     def packing(self, rows: pa.RecordBatch, where: str, first: int) -> Packing:
         return Packing.BATCH
 
-    def send(self, body: SendBody) -> int:
+    def send(self, body: SendBody) -> Callable[[], int]:
+        return partial(self._send, body)
+
+    def _send(self, body: SendBody) -> int:
         assert self.keep(), "sent without owning the lock"
         if body.rows > self.limit:
             raise self.refusal

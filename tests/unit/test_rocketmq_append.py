@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,7 +27,7 @@ from orderedmq.model import DEAD_LETTER_PREFIX, MESSAGE_SCHEMA, RETRY_PREFIX, Me
 from orderedmq.parking.rules import BEHIND, Put, Ticket, parked_queue
 from orderedmq.rocketmq.append import broker_port
 from orderedmq.rocketmq.append.broker_port import BrokerPort
-from orderedmq.rocketmq.append.once import Appender
+from orderedmq.rocketmq.append.once import Appender, AppendWait
 from orderedmq.rocketmq.codec import encode
 from orderedmq.rocketmq.codec.encode import SendBody
 from orderedmq.rocketmq.codec.properties import parse_properties
@@ -234,6 +235,9 @@ class Connection:
         if request.code in SENDS:
             return self._world.send(request, self)
         return self._world.answer(request)
+
+    def begin(self, request: Request[Any], deadline: float) -> Callable[[], Any]:
+        return partial(self.call, request, deadline)
 
     def send_all(self, asked: list[tuple[Request[Any], None]], deadline: float) -> list[FakePending]:
         return [FakePending(self.call(request, deadline)) for request, _ in asked]
@@ -458,9 +462,9 @@ def _leaves_the_connection_of_a_request_that_it_gave_up_open(monkeypatch: pytest
 def _does_not_look_after_a_lost_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     real = Appender._enter
 
-    def enter(self: Appender) -> None:
+    def enter(self: Appender) -> Iterator[AppendWait]:
         if not self.in_doubt:
-            real(self)
+            yield from real(self)
         while not self._port.keep():
             self._port.acquire()
 
@@ -472,17 +476,17 @@ def _forgets_what_has_not_settled_when_it_gives_up(monkeypatch: pytest.MonkeyPat
 
 
 def _believes_that_a_lost_request_was_carried_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = BrokerPort.send
+    real = BrokerPort._offset
 
-    def send(self: BrokerPort, body: SendBody) -> int:
+    def offset(self: BrokerPort, answer: Callable[[], Any]) -> int:
         try:
-            return real(self, body)
+            return real(self, answer)
         except RocketMQUnavailableError as error:
             if not error.outcome_unknown:
                 raise
             return self.end()
 
-    monkeypatch.setattr(BrokerPort, "send", send)
+    monkeypatch.setattr(BrokerPort, "_offset", offset)
 
 
 BUGS = [

@@ -9,7 +9,8 @@ import json
 import struct
 import threading
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -105,6 +106,9 @@ class Cluster(FakeBroker):
 
     def call(self, request: Request[Any], deadline: float, **where: str) -> Any:
         return self.answer(request)
+
+    def begin(self, request: Request[Any], deadline: float) -> Callable[[], Any]:
+        return partial(self.answer, request)
 
     def send_all(self, asked: Sequence[tuple[Request[Any], None]], deadline: float) -> list[FakePending]:
         return [FakePending(self.answer(request)) for request, _ in asked]

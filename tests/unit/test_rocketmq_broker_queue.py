@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -69,6 +70,9 @@ class FakeConnection:
         if request.code == RequestCode.LOCK_BATCH_MQ and not self.grants:
             return frozenset()
         return self.broker.answer(request)
+
+    def begin(self, request: Request[Any], deadline: float) -> Callable[[], Any]:
+        return partial(self.call, request, deadline)
 
     def send_all(self, asked: list[tuple[Request[Any], None]], deadline: float) -> list[FakePending]:
         self.writes += 1

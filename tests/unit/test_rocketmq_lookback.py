@@ -10,21 +10,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orderedmq.model import PRODUCER_SCHEMA
+from orderedmq.model import PRODUCER_SCHEMA, SINK_STAMP
 from orderedmq.ownership.micro_batch import KEPT_BATCHES
 from orderedmq.rocketmq.codec.encode import encode
 from orderedmq.rocketmq.codec.properties import bad_property
 from orderedmq.rocketmq.sink import message_stamp
-from orderedmq.rocketmq.sink.lookback import Lookback
+from orderedmq.rocketmq.sink.lookback import Ledger, Lookback
 from orderedmq.rocketmq.sink.message_stamp import (
     SinkMessage,
     Writer,
     digests,
     find_messages,
+    may_concern,
     read_stamp,
     sink_digest,
     sink_name,
 )
+from tests import stored_messages
 from tests.examples import examples
 from tests.unit.rocketmq_sink_queue import SINK, Queue, Stored, rows_of, split
 
@@ -295,3 +297,21 @@ def test_sinks_have_names_of_their_own_that_a_property_can_have() -> None:
         assert bad_property("OMQ_SINK", name) is None
         assert name.encode()
     assert named[:2] == ids[:2]
+
+
+@given(st.lists(st.tuples(st.integers(7, 10), st.sampled_from(["", "a", "b"]), st.integers(0, 2)), max_size=6), st.data())
+def test_records_concern_a_writer_if_they_change_what_its_attempt_does(
+    stamps: list[tuple[int, str, int]], data: st.DataObject
+) -> None:
+    writer = Writer(SINK, 9, 1, "a")
+    bookmark = data.draw(st.integers(0, len(stamps)))
+    records, messages = [], []
+    for offset, (batch, run, partition) in enumerate(stamps):
+        stamp = f"{SINK_STAMP}\x01{sink_digest(SINK)}.{batch}.{run}.{partition}.0000000000000000\x02"
+        records.append(stored_messages.Stored(offset, properties=f"KEYS\x01k\x02{stamp}".encode()).pack())
+        messages.append(SinkMessage(offset, batch, partition, 0, b"x", 0, run))
+    ledger = Ledger(writer)
+    ledger.read(messages, len(messages), bookmark)
+    changes = bool(ledger.committed or ledger.extra or ledger.of_others)
+    assert may_concern(writer, b"".join(records), len(b"".join(records[:bookmark]))) is changes
+    assert not may_concern(Writer("other", 9, 1, "a"), b"".join(records), 0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -58,8 +60,8 @@ def raised(error: OrderedMQError) -> None:
 def spoiled(monkeypatch: pytest.MonkeyPatch, fails_at: int, error: OrderedMQError) -> Sends:
     sends = Sends(fails_at, error)
 
-    def send(self: BrokerPort, body: SendBody) -> int:
-        return sends.send(self, body)
+    def send(self: BrokerPort, body: SendBody) -> Callable[[], int]:
+        return partial(sends.send, self, body)
 
     monkeypatch.setattr(BrokerPort, "send", send)
     return sends

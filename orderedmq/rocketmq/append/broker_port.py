@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, TypeVar
 
 import pyarrow as pa
@@ -119,12 +120,15 @@ class BrokerPort:
     def acquire(self) -> None:
         self._settle(Deadline.after(self._timing.patience))
 
-    def send(self, body: SendBody) -> int:
+    def send(self, body: SendBody) -> Callable[[], int]:
         deadline = Deadline.after(self._timing.send_timeout)
         self._sending_on = None
         self._sending_on = connection = self._connection_to_send_on(deadline)
+        return partial(self._offset, connection.begin(self._request(body), deadline))
+
+    def _offset(self, answer: Callable[[], SendResult]) -> int:
         try:
-            return connection.call(self._request(body), deadline).queue_offset
+            return answer().queue_offset
         except TopicError:
             self._client.doubt(self.queue.topic)
             raise

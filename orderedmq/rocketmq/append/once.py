@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
+from enum import Enum
 from typing import Protocol
 
 from orderedmq.errors import OrderedMQError, RocketMQUnavailableError
@@ -24,10 +25,10 @@ class Port(Protocol):
         """Raise an error if this appender needs a lock that another part of the program acquires and renews, and that lock is lost."""
         ...
 
-    def send(self, body: SendBody) -> int:
-        """Send one request and return the offset of its first message.
+    def send(self, body: SendBody) -> Callable[[], int]:
+        """Send one request, and return a function that waits for the answer and returns the offset of the request's first message.
 
-        Raises RocketMQUnavailableError with ``outcome_unknown`` if no answer came, or the broker's error.
+        Both raise RocketMQUnavailableError, with ``outcome_unknown`` if no answer came, or the broker's error.
         """
         ...
 
@@ -65,6 +66,15 @@ class Outgoing(Protocol):
         ...
 
 
+class AppendWait(Enum):
+    """What an appender waits for."""
+
+    #: The answer to a request.
+    ANSWER = "answer"
+    #: Something that may take seconds, such as a lock or a broker that is away.
+    LONG = "long"
+
+
 class Appender:
     """Appends the messages of ``outgoing`` that are missing from the queue. Used by one thread at a time."""
 
@@ -78,18 +88,24 @@ class Appender:
 
     def run(self) -> None:
         """Return when no message is missing. Raises the errors of the port and ``outgoing``, perhaps after storing some messages."""
+        for _ in self.steps():
+            pass
+
+    def steps(self) -> Iterator[AppendWait]:
+        """Do what `run` does, and yield before each wait, so that one thread can run several appenders at the same time."""
         done = False
         while not done:
-            self._enter()
-            done = self._send()
+            yield from self._enter()
+            done = yield from self._send()
 
     def look_again(self) -> None:
         """Make the next `run` read the queue first. Called when others may have appended messages since the last run."""
         self._looked = False
 
-    def _enter(self) -> None:
+    def _enter(self) -> Iterator[AppendWait]:
         while not (self._port.keep() and self._looked):
             if not self._port.keep():
+                yield AppendWait.LONG
                 self._port.acquire()
             if self._outgoing.look():
                 self._failures = 0
@@ -97,7 +113,7 @@ class Appender:
             # If the lock was lost during a long search, others may have appended messages since.
             self._looked = self._port.keep()
 
-    def _send(self) -> bool:
+    def _send(self) -> Generator[AppendWait, None, bool]:
         """Send the missing messages. Return False if the queue must be read again, or another attempt is needed."""
         for body in self._outgoing.missing():
             if not self._port.keep():
@@ -105,11 +121,14 @@ class Appender:
                 return False
             self._port.require()
             try:
-                offset = self._port.send(body)
+                answer = self._port.send(body)
+                yield AppendWait.ANSWER
+                offset = answer()
             except RocketMQUnavailableError as error:
                 self._failures += 1
                 if error.outcome_unknown:
                     self._looked, self.in_doubt = False, True
+                yield AppendWait.LONG
                 self._port.pause(error, self._failures)
                 return False
             except OrderedMQError as error:

@@ -176,6 +176,21 @@ def parse_all(data: bytes) -> Iterator[StoredMessage]:
         yield message
 
 
+def record_offsets(data: bytes) -> list[tuple[int, int]] | None:
+    """Return the first byte and the queue offset of each record of a pull response's body; None if a record's size is wrong."""
+    found = []
+    at = 0
+    while at < len(data):
+        if len(data) - at < MIN_SIZE:
+            return None
+        size, _, _, _, _, queue_offset, *_ = _HEAD.unpack_from(data, at)
+        if not MIN_SIZE <= size <= len(data) - at:
+            return None
+        found.append((at, queue_offset))
+        at += size
+    return found
+
+
 def parse_batch(data: bytes) -> Iterator[InnerMessage]:
     """Yield the messages of a producer's batch, or of the body of an inner batch. Raises ProtocolError.
 

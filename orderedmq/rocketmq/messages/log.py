@@ -48,6 +48,7 @@ from orderedmq.rocketmq.net.connection import Pending
 from orderedmq.rocketmq.net.deadline import REQUEST_TIMEOUT, Deadline
 from orderedmq.rocketmq.net.fan_out import ask_queues, existing, holds
 from orderedmq.rocketmq.wire import message_requests, rights
+from orderedmq.rocketmq.wire.message_requests import PullResult
 from orderedmq.rocketmq.wire.queue_state import ROUTE_FORBIDS, RouteState, not_readable, state_of
 from orderedmq.rocketmq.wire.rights import TOOLS_GROUP
 from orderedmq.rocketmq.wire.route import BrokerData, Route, user_topics
@@ -350,17 +351,21 @@ class RocketMQLog:
         """See `Log.stored_at`. Pulls all messages at the same time. Leaves out queues that cannot be read."""
         there = self._existing(list(offsets))
         asked = [queue for queue in there if state_of(queue, self.route(queue.topic)) is not RouteState.UNREADABLE]
-        found = self._puller.ask_as_group(
-            lambda group: ask_queues(
-                self._client,
-                [(queue, message_requests.pull(queue, group, offsets[queue], 1)) for queue in asked],
-                Deadline.after(REQUEST_TIMEOUT),
-            )
-        )
+        found = self.pull_once({queue: offsets[queue] for queue in asked}, 1)
         first = {queue: message_at(self._client, queue, offsets[queue], result) for queue, result in zip(asked, found)}
         return {queue: message.store_timestamp * _US_PER_MS for queue, message in first.items() if message is not None}
 
     # -- messages
+
+    def pull_once(self, offsets: Mapping[MessageQueue, int], most: int) -> list[PullResult]:
+        """Send one pull for up to ``most`` messages to each queue's master, all at the same time, and return the answers."""
+        return self._puller.ask_as_group(
+            lambda group: ask_queues(
+                self._client,
+                [(queue, message_requests.pull(queue, group, offset, most)) for queue, offset in offsets.items()],
+                Deadline.after(REQUEST_TIMEOUT),
+            )
+        )
 
     def advance(self, queue: MessageQueue, begin: int, end: int, max_bytes: int) -> int:
         """See `Log.advance`. Exact if the first few messages reach the limit, else estimated from the sizes pulled last."""

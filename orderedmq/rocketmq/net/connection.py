@@ -179,12 +179,21 @@ class Connection:
 
         If the account was renewed meanwhile, the request is sent again: the server refused it and did nothing.
         """
-        while True:
+        return self.begin(request, deadline)()
+
+    def begin(self, request: Request[T], deadline: float) -> Callable[[], T]:
+        """Do what `call` does, but return a function that waits for the answer."""
+        pending = self.send(request, deadline)
+
+        def answer() -> T:
             try:
-                return self.send(request, deadline).result()
+                return pending.result()
             except RocketMQUnavailableError as error:
                 if error.sub != UnavailableCondition.ACCOUNT_RENEWED or time.monotonic() >= deadline:
                     raise
+            return self.call(request, deadline)
+
+        return answer
 
     def send(self, request: Request[T], deadline: float, on_done: Callable[[Pending[T]], None] | None = None) -> Pending[T]:
         """Send a request without waiting for its answer.

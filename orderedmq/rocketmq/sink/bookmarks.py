@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple, TypeVar
 
 from orderedmq.conditions import GroupCondition, OptionCondition
@@ -76,6 +76,10 @@ class WriterEntry(NamedTuple):
     def value(self) -> int:
         return self.width << 47 | self.batch << 32 | self.run
 
+    def widened(self, other: WriterEntry) -> WriterEntry:
+        """Return this entry with the greater of both widths."""
+        return self._replace(width=max(self.width, other.width))
+
     def covers(self, other: WriterEntry) -> bool:
         return self[1:] == other[1:] and self.width >= other.width
 
@@ -124,24 +128,31 @@ class Bookmarks:
 
         A bookmark after the queue's end would hide messages, so it is reset.
         """
-        places = [queue, registers.committed(queue), registers.writer(queue), registers.queues(queue)]
+        return self.read_all([queue], lambda _: [self._ask(queue, message_requests.max_offset(queue))])[0]
+
+    def read_all(self, queues: Sequence[MessageQueue], ends: Callable[[Sequence[int | None]], Sequence[int]]) -> list[Numbers]:
+        """Do what `read` does for queues of one broker. ``ends`` gets their bookmarks, and asks for their ends."""
+        places = [registers.committed(queues[0]), registers.queues(queues[0])]
         if self._mark is not None:
-            places.append(registers.mark(queue))
-        asked = [(queue, consumer_offset(self.group, place)) for place in places]
-        bookmark, committed, entry, record, *mark = ask_queues(self._client, asked, Deadline.after(self._timeout))
-        # Request the end last: it must not be older than the entry, and a broker answers requests for ends and offsets in any order.
-        end = self._ask(queue, message_requests.max_offset(queue))
+            places.append(registers.mark(queues[0]))
+        shared = len(places)
+        places += [place for queue in queues for place in (queue, registers.writer(queue))]
+        asked = [(queues[0], consumer_offset(self.group, place)) for place in places]
+        numbers = ask_queues(self._client, asked, Deadline.after(self._timeout))
+        committed, record, *mark = numbers[:shared]
         is_own = not mark or mark[0] == self._mark
-        if is_own and bookmark is not None and bookmark > end:
-            self.forget(queue)
-            is_own = False
-        return Numbers(
-            bookmark if is_own else None,
-            (committed or 0) - 1 if is_own else -1,
-            WriterEntry.parse(entry or 0),
-            Record.parse((record or 0) if is_own else 0),
-            end,
-        )
+        bookmarks = [number if is_own else None for number in numbers[shared::2]]
+        entries = [WriterEntry.parse(entry or 0) for entry in numbers[shared + 1 :: 2]]
+        # Request the ends last: they must not be older than the entries, and a broker answers requests for ends and offsets in any order.
+        found = []
+        for queue, bookmark, entry, end in zip(queues, bookmarks, entries, ends(bookmarks)):
+            if bookmark is not None and bookmark > end:
+                self.forget(queue)
+                found.append(Numbers(None, -1, entry, Record.parse(0), end))
+            else:
+                newest, queues_record = (committed or 0, record or 0) if is_own else (0, 0)
+                found.append(Numbers(bookmark, newest - 1, entry, Record.parse(queues_record), end))
+        return found
 
     def states(self, queues: Sequence[MessageQueue]) -> list[BrokerState]:
         """Return what the brokers of these queues store about the sink's last batches. See `read` about numbers of another sink.
@@ -216,10 +227,24 @@ class Bookmarks:
 
     def entry(self, queue: MessageQueue) -> WriterEntry:
         """Return the queue's entry. All its numbers are 0 before the first run."""
-        return WriterEntry.parse(self.get(registers.writer(queue)) or 0)
+        return self.entries([queue])[0]
 
-    def write_entry(self, queue: MessageQueue, entry: WriterEntry) -> None:
-        self.move(registers.writer(queue), entry.value)
+    def entries(self, queues: Sequence[MessageQueue]) -> list[WriterEntry]:
+        asked = [(queue, consumer_offset(self.group, registers.writer(queue))) for queue in queues]
+        return [WriterEntry.parse(number or 0) for number in ask_queues(self._client, asked, Deadline.after(self._timeout))]
+
+    def write_entries(self, entries: Mapping[MessageQueue, WriterEntry]) -> None:
+        """Store the entries of queues of one broker."""
+        asked = [
+            (queue, update_consumer_offset(self.group, registers.writer(queue), entry.value))
+            for queue, entry in entries.items()
+        ]
+        try:
+            ask_queues(self._client, asked, Deadline.after(self._timeout))
+        except GroupError:
+            # As in `move`.
+            self._create_group(asked[0][0])
+            ask_queues(self._client, asked, Deadline.after(self._timeout))
 
     def enter(
         self, queue: MessageQueue, seen_before: Callable[[MessageQueue, int], bool], permitted: Callable[[], None]

@@ -21,19 +21,22 @@ import contextlib
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 
-from orderedmq.broker import Log
 from orderedmq.conditions import LockCondition, SinkCondition, UnavailableCondition
 from orderedmq.errors import DataLossError, LockError, OrderedMQError, RocketMQUnavailableError, SinkError
 from orderedmq.model import MessageQueue
 from orderedmq.ownership.lock import HOLDER_TRUST, LOCK_LIFE, RENEW_INTERVAL
 from orderedmq.rocketmq.append.broker_port import BrokerPort, Timing, await_end, send_request
+from orderedmq.rocketmq.codec.decode import decode
+from orderedmq.rocketmq.codec.row_decoder import Unreadable
+from orderedmq.rocketmq.codec.stored_message import record_offsets
+from orderedmq.rocketmq.messages.log import RocketMQLog
 from orderedmq.rocketmq.net import access
 from orderedmq.rocketmq.net.backoff import Backoff
 from orderedmq.rocketmq.net.behind_proxy import HOLDS_BACK
@@ -42,13 +45,14 @@ from orderedmq.rocketmq.net.connection import Connection
 from orderedmq.rocketmq.net.deadline import Deadline
 from orderedmq.rocketmq.net.fan_out import ask_queues
 from orderedmq.rocketmq.sink.agreement import Agreement
-from orderedmq.rocketmq.sink.bookmarks import Bookmarks, Numbers, WriterEntry
+from orderedmq.rocketmq.sink.bookmarks import TIMEOUT, Bookmarks, Numbers, WriterEntry
 from orderedmq.rocketmq.sink.boundaries import Boundaries
-from orderedmq.rocketmq.sink.lookback import PROBE
-from orderedmq.rocketmq.sink.message_stamp import COLUMNS, Writer, find_messages, lock_key
+from orderedmq.rocketmq.sink.lookback import FIRST_STEP, PROBE
+from orderedmq.rocketmq.sink.message_stamp import COLUMNS, Writer, find_messages, lock_key, may_concern
 from orderedmq.rocketmq.sink.queue_writer import Start
 from orderedmq.rocketmq.wire import message_requests, rights
 from orderedmq.rocketmq.wire.group_requests import lock, unlock
+from orderedmq.rocketmq.wire.message_requests import PullResult, PullStatus
 from orderedmq.rows.pull_settings import PullSettings
 
 #: The producer group of all sends. It is not used for anything else.
@@ -78,6 +82,14 @@ class LockTiming(Timing):
     lock_yield: float = 3.0
 
 
+class _Ahead(NamedTuple):
+    """The messages with offsets in [begin, end); ``messages`` is None if none of them matters to the attempt."""
+
+    begin: int
+    end: int
+    messages: pa.RecordBatch | None
+
+
 class RocketMQQueue(BrokerPort):
     """The `QueuePort` of a queue. Used by one thread at a time.
 
@@ -87,7 +99,7 @@ class RocketMQQueue(BrokerPort):
     def __init__(
         self,
         client: Client,
-        log: Log,
+        log: RocketMQLog,
         queue: MessageQueue,
         writer: Writer | None,
         client_id: str,
@@ -116,6 +128,8 @@ class RocketMQQueue(BrokerPort):
         self._entered = False
         # The numbers that `acquire` has read under the lock, until `start` uses them.
         self._numbers: Numbers | None = None
+        # All messages since the bookmark, if `acquire_all` has read them, until `read` uses them.
+        self._ahead: _Ahead | None = None
         # If the account may not read as TOOLS_CONSUMER, read as the sink's group.
         self._log = log.reading(PullSettings(self._group)) if writer is not None else log
         # The connection on which the lock was granted, and when it was requested.
@@ -127,38 +141,33 @@ class RocketMQQueue(BrokerPort):
 
     # --- the lock
 
+    @property
+    def is_locked(self) -> bool:
+        """Whether this attempt has locks that it has not given back."""
+        return bool(self._held)
+
     def acquire(self) -> None:
         """See `QueuePort.acquire`. Raises LockError HELD_BY_OTHER."""
         if self._writer is None:
             super().acquire()
             return
-        keys = [self._own_lock()]
-        if self._proxied():
-            keys.append(self._witness())
+        self._ahead = None
+        keys = self._keys()
         got = self._lock_all(keys)
         assert got is not None
         self._granted, self._held, self._remembered = got, keys, got[1]
         numbers = self._bookmarks.read(self.queue)
-        if not self._entered and not numbers.bookmark and self._agreement is None:
+        if self._lacks_group(numbers):
             self.enter()
             numbers = self._bookmarks.read(self.queue)
         self._entered = True
-        if (
-            self._agreement is not None
-            and self._committed(numbers) < self._writer.batch
-            and not self._agreement.holds(self.queue.broker_name, numbers.record)
-        ):
+        if self._agreement is not None and self._lacks_record(numbers):
             # The broker was killed and has forgotten the record.
             self._agreement.renew()
             numbers = self._bookmarks.read(self.queue)
         for _ in range(_TAKE_OVERS):
-            # A run that starts now waits for the lock that this attempt holds. If the batch is committed, this attempt sends nothing, and
-            # the entry may name the run of a later batch.
-            if (
-                self._committed(numbers) >= self._writer.batch
-                or numbers.entry.covers(self._entry)
-                or self._take_over(numbers.entry)
-            ):
+            # A run that starts now waits for the lock that this attempt holds.
+            if self._is_writer(numbers) or self._take_over(numbers.entry):
                 self._numbers = numbers
                 return
             numbers = self._bookmarks.read(self.queue)
@@ -167,6 +176,99 @@ class RocketMQQueue(BrokerPort):
             f"other runs of the same batch take over queue {self.queue} again and again, so the query may be running twice. Stop one of "
             "the runs",
         )
+
+    @staticmethod
+    def acquire_all(ports: Sequence[RocketMQQueue]) -> set[RocketMQQueue]:
+        """Acquire queues of one topic at one broker, for one attempt, with a few requests. Return those that can be written to at once.
+
+        The other queues need more: another attempt holds a lock, another run has to be waited for, the broker has forgotten a number, or
+        there are many messages to look through. They need `acquire`, unless `keep` is true.
+        """
+        ports = [port for port in ports if not port._unsettled]
+        if not ports or ports[0]._writer is None:
+            return set()
+        first = ports[0]
+        try:
+            locked = first._lock_some(ports)
+        except RocketMQUnavailableError:
+            return set()
+        if not locked:
+            return set()
+        queues = [port.queue for port in locked]
+        numbers = dict(zip(locked, first._bookmarks.read_all(queues, lambda bookmarks: _read_ahead(locked, bookmarks))))
+        there = [port for port in locked if not port._lacks_group(numbers[port]) and not port._lacks_record(numbers[port])]
+        acquired = {port for port in there if port._is_writer(numbers[port])}
+        acquired |= first._take_over_some({port: numbers[port].entry for port in there if port not in acquired})
+        for port in acquired:
+            port._numbers, port._entered = numbers[port], True
+        first._give_back([port for port in locked if port not in acquired], Deadline.after(first._timing.send_timeout))
+        return {port for port in acquired if port._ahead is not None}
+
+    def _lock_some(self, ports: Sequence[RocketMQQueue]) -> list[RocketMQQueue]:
+        """Request the locks of queues of this broker once. Return those that were granted."""
+        keys = {port: port._keys() for port in ports}
+        asked = time.monotonic()
+        connection = self._connect(asked + self._timing.send_timeout)
+        request = lock(self._group, self._client_id, [key for of_port in keys.values() for key in of_port])
+        got = connection.call(request, asked + self._timing.send_timeout)
+        for port in ports:
+            port._held = [key for key in keys[port] if key in got]
+            port._granted, port._remembered = (connection, asked), asked
+        locked = [port for port in ports if port._held == keys[port]]
+        self._give_back([port for port in ports if port._held != keys[port]], asked + self._timing.send_timeout)
+        return locked
+
+    def _take_over_some(self, entries: Mapping[RocketMQQueue, WriterEntry]) -> set[RocketMQQueue]:
+        """Do what `_take_over` does for queues of this broker where that needs no wait. Return those for which it would return True."""
+        gates = {port: port._lock_named("gate") for port, entry in entries.items() if not port._is_rival(entry)}
+        held: list[MessageQueue] = []
+        deadline = Deadline.after(self._timing.send_timeout)
+        try:
+            if gates:
+                got = self._connect(deadline).call(lock(self._group, self._client_id, list(gates.values())), deadline)
+                held = [gate for gate in gates.values() if gate in got]
+            ports = [port for port, gate in gates.items() if gate in held]
+            there = self._bookmarks.entries([port.queue for port in ports])
+            certain = [port for port, entry in zip(ports, there) if entry == entries[port]]
+            self._bookmarks.write_entries({port.queue: port._entry.widened(entries[port]) for port in certain})
+            return set(certain)
+        except RocketMQUnavailableError:
+            return set()
+        finally:
+            self._unlock(held, Deadline.after(self._timing.send_timeout))
+
+    def _give_back(self, ports: Sequence[RocketMQQueue], deadline: float) -> None:
+        """Give the locks of queues of this broker back."""
+        keys = [key for port in ports for key in port._held]
+        for port in ports:
+            port._granted, port._held, port._ahead = None, [], None
+        self._unlock(keys, deadline)
+
+    def _lacks_group(self, numbers: Numbers) -> bool:
+        """Return whether the sink's group may be missing at the broker."""
+        return not self._entered and not numbers.bookmark and self._agreement is None
+
+    def _lacks_record(self, numbers: Numbers) -> bool:
+        """Return whether the broker has no record of the queues that the batch's attempts have agreed on, although rows may be sent."""
+        assert self._writer is not None
+        return (
+            self._agreement is not None
+            and self._committed(numbers) < self._writer.batch
+            and not self._agreement.holds(self.queue.broker_name, numbers.record)
+        )
+
+    def _is_writer(self, numbers: Numbers) -> bool:
+        """Return whether the entry names this attempt's run, or need not do so.
+
+        If the batch is committed, this attempt sends nothing, and the entry may name the run of a later batch.
+        """
+        assert self._writer is not None
+        return self._committed(numbers) >= self._writer.batch or numbers.entry.covers(self._entry)
+
+    def _is_rival(self, entry: WriterEntry) -> bool:
+        """Return whether the entry names another run of this batch."""
+        # A queue that was never written to has an entry of batch 0 without a run, and the width 0.
+        return entry.width > 0 and entry.batch == self._entry.batch and entry.run != self._entry.run
 
     def _committed(self, numbers: Numbers) -> int:
         """Return the newest batch that the queue's broker or another one knows to be committed."""
@@ -202,8 +304,7 @@ class RocketMQQueue(BrokerPort):
         This attempt holds the former run's locks while it writes the entry. So an attempt that gets one of these locks later reads that
         the queue has another writer. Returns whether it is certain that no other run has sent a message since the entry was ``known``.
         """
-        # A queue that was never written to has an entry of batch 0 without a run, and the width 0.
-        rival = known.width > 0 and known.batch == self._entry.batch and known.run != self._entry.run
+        rival = self._is_rival(known)
         keys = [self._lock_named("gate")]
         if rival:
             keys += [self._lock_of(known, partition) for partition in range(known.width)]
@@ -216,7 +317,7 @@ class RocketMQQueue(BrokerPort):
                 return False
             if rival and self._proxied():
                 self._wait(self._timing.settle + HOLDS_BACK)
-            self._bookmarks.write_entry(self.queue, self._entry._replace(width=max(known.width, self._entry.width)))
+            self._bookmarks.write_entries({self.queue: self._entry.widened(known)})
             return not rival
         finally:
             self._unlock(keys, Deadline.after(self._timing.send_timeout))
@@ -270,12 +371,11 @@ class RocketMQQueue(BrokerPort):
         """Return the key of the lock of one partition in the entry's run."""
         return self._lock_named(f"{entry.run:08x}/{min(partition, entry.width - 1)}")
 
-    def _own_lock(self) -> MessageQueue:
+    def _keys(self) -> list[MessageQueue]:
+        """Return the keys of the attempt's lock and, through a Proxy, of its witness."""
         assert self._writer is not None
-        return self._lock_of(self._entry, self._writer.partition)
-
-    def _witness(self) -> MessageQueue:
-        return self._lock_named(f"witness/{self._client_id}")
+        own = self._lock_of(self._entry, self._writer.partition)
+        return [own, self._lock_named(f"witness/{self._client_id}")] if self._proxied() else [own]
 
     def _lock_named(self, name: str) -> MessageQueue:
         assert self._writer is not None
@@ -335,10 +435,7 @@ class RocketMQQueue(BrokerPort):
             for port, request, end in zip(sent, asked, ask_queues(first._client, asked, deadline)):
                 if end < ports[port]:
                     await_end(partial(port._ask, request[1], deadline), ports[port], port._timing.visible)
-            keys = [key for port in ports for key in port._held]
-            for port in ports:
-                port._granted, port._held = None, []
-            first._unlock(keys, deadline)
+            first._give_back(list(ports), deadline)
         except RocketMQUnavailableError:
             # Everything is stored, and the locks expire by themselves.
             pass
@@ -376,6 +473,11 @@ class RocketMQQueue(BrokerPort):
         access.require(self._client, rights.of_sink(self.queue.topic, self._group), rights.SINK)
 
     def read(self, begin: int, end: int) -> Iterator[pa.RecordBatch]:
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead.begin <= begin and end <= ahead.end:
+            if ahead.messages is not None:
+                yield ahead.messages.slice(begin - ahead.begin, end - begin)
+            return
         if end - begin == 2 and (pair := self._boundaries.pair(begin)) is not None:
             yield pair
             return
@@ -398,6 +500,19 @@ class RocketMQQueue(BrokerPort):
             failures = 0
             yield batch
             begin = batch.column(0)[-1].as_py() + 1
+
+    def _examined(self, result: PullResult, begin: int, bookmark: int) -> _Ahead | None:
+        """Return the answer to a pull, or None if messages are missing in it. Raises ProtocolError, Unreadable."""
+        assert self._writer is not None
+        records = bytes(result.body)
+        starts = record_offsets(records)
+        if starts is None or [offset for _, offset in starts] != list(range(begin, result.max_offset)):
+            return None
+        committed = next((at for at, offset in starts if offset >= bookmark), len(records))
+        if not may_concern(self._writer, records, committed):
+            return _Ahead(begin, result.max_offset, None)
+        messages, _ = decode([memoryview(records)], COLUMNS, self._client.names.spelled_queue(self.queue))
+        return _Ahead(begin, result.max_offset, messages) if messages.num_rows == len(starts) else None
 
     def seen_before(self, queue: MessageQueue, end: int) -> bool:
         """Return whether messages of the sink are among the last PROBE messages of a queue of the topic before ``end``."""
@@ -424,6 +539,32 @@ class RocketMQQueue(BrokerPort):
     def _wait(self, seconds: float) -> None:
         if self._stop.wait(seconds):
             raise abandoned(self.queue)
+
+
+def _read_ahead(ports: Sequence[RocketMQQueue], bookmarks: Sequence[int | None]) -> list[int]:
+    """Return the ends of queues of one broker. With the same requests, pull for each queue the first messages since the bookmark.
+
+    Through a Proxy nothing is pulled, because it drops answers if many bytes wait for one connection.
+    """
+    client, log = ports[0]._client, ports[0]._log
+    # A look-back begins there.
+    begins = {port.queue: max(0, (bookmark or 0) - 1) for port, bookmark in zip(ports, bookmarks)}
+    pulled: list[PullResult] = []
+    if not client.routed_by_proxy:
+        # A queue may be unreadable for the moment. Then the queues are read one by one.
+        with contextlib.suppress(OrderedMQError):
+            pulled = log.pull_once(begins, FIRST_STEP)
+    ends: dict[MessageQueue, int] = {}
+    for port, bookmark, result in zip(ports, bookmarks, pulled):
+        queue, begin = port.queue, begins[port.queue]
+        if result.status in (PullStatus.FOUND, PullStatus.NO_NEW_MESSAGE):
+            ends[queue] = result.max_offset
+            # A message that cannot be read is looked at again when the queue is read.
+            with contextlib.suppress(OrderedMQError, Unreadable):
+                port._ahead = port._examined(result, begin, bookmark or 0)
+    asked = [(queue, message_requests.max_offset(queue)) for queue in begins if queue not in ends]
+    ends.update(zip([queue for queue, _ in asked], ask_queues(client, asked, Deadline.after(TIMEOUT))))
+    return [ends[queue] for queue in begins]
 
 
 def abandoned(queue: MessageQueue) -> OrderedMQError:

@@ -1,4 +1,4 @@
-"""The Outbox over RocketMQ: rows are sent as they are added, and a commit moves the sink's bookmarks.
+"""The Outbox over RocketMQ: tasks send their rows, and a commit moves the sink's bookmarks.
 
 RocketMQ cannot hide messages until a batch is committed. So a task that writes a batch again searches each queue for the rows that
 earlier attempts, of any partition, have sent, and sends only the missing ones (lookback.py). A commit sends rows that are missing

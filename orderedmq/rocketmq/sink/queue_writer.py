@@ -16,7 +16,7 @@ from orderedmq.conditions import RocketMQCondition
 from orderedmq.errors import OrderedMQError, RocketMQError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.append.fresh_keys import FreshKeys
-from orderedmq.rocketmq.append.once import Appender, Port
+from orderedmq.rocketmq.append.once import Appender, AppendWait, Port
 from orderedmq.rocketmq.codec.encode import Packing, SendBody, encode
 from orderedmq.rocketmq.sink.commit_report import QueueReport, pack
 from orderedmq.rocketmq.sink.lookback import Ledger, Lookback
@@ -84,9 +84,14 @@ class QueueWriter:
 
         Raises MessageError BAD_PROPERTY or PROPERTIES_TOO_LARGE, and the errors of the port.
         """
+        for _ in self.steps(rows, first):
+            pass
+
+    def steps(self, rows: pa.RecordBatch, first: int) -> Iterator[AppendWait]:
+        """Do what `write` does; see `Appender.steps`."""
         if rows.num_rows:
             self._rows, self._first = rows, first
-            self._appender.run()
+            yield from self._appender.steps()
             self._rows = None
 
     def report(self) -> QueueReport:
@@ -108,8 +113,12 @@ class QueueWriter:
 
     def let_go(self) -> None:
         """Wait until sent rows can be read, and give the queue back. The next write first reads messages that arrived since."""
-        self._appender.look_again()
+        self.look_again()
         self._port.release(self.end)
+
+    def look_again(self) -> None:
+        """Make the next write first read messages that arrived since."""
+        self._appender.look_again()
 
     @property
     def end(self) -> int:

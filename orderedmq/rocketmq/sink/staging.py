@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import uuid
+from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
@@ -15,6 +16,7 @@ from orderedmq.broker import Receipt, SinkBatch
 from orderedmq.errors import OrderedMQError, TopicError
 from orderedmq.model import MessageQueue, check_topic
 from orderedmq.rocketmq.append.message_type import packing_for
+from orderedmq.rocketmq.append.once import AppendWait
 from orderedmq.rocketmq.messages.log import RocketMQLog
 from orderedmq.rocketmq.net import access
 from orderedmq.rocketmq.net.client import Client
@@ -28,18 +30,24 @@ from orderedmq.rocketmq.sink.message_stamp import Writer, bookmark_group, run_na
 from orderedmq.rocketmq.sink.queue_writer import QueueWriter, Start
 from orderedmq.rocketmq.sink.topic_brokers import TIMEOUT, RocketMQTopicBrokers
 from orderedmq.rocketmq.wire import rights
+from orderedmq.rocketmq.wire.queue_state import RouteState, state_of
 from orderedmq.rows import delays
 from orderedmq.rows.message_rows import normalise
 from orderedmq.schema import concat_batches
 
-#: Queues to which one task writes in parallel.
+#: Threads with which one task writes.
 PARALLEL: Final = 16
+#: Added rows wait until there are this many bytes of them, or until the task ends, so that queues share requests. Also the most bytes that
+#: one thread takes at once, unless they are for one queue.
+TOGETHER_BYTES: Final = 1024 * 1024
+#: The most queues that one thread takes at once. It reads up to 256 KiB from each.
+TOGETHER: Final = 64
 #: Bytes of rows that may wait for their queues in one task. Above this, `RocketMQStaging.add` waits.
 WAITING_BYTES: Final = 64 * 1024 * 1024
 
 
 class _Backlog:
-    """The rows that wait for one queue, and whether a thread is writing them."""
+    """The rows that wait for one queue. It is ``busy`` while it waits for a thread or a thread is writing its rows."""
 
     def __init__(self, port: RocketMQQueue, writer: QueueWriter) -> None:
         self.port = port
@@ -47,15 +55,23 @@ class _Backlog:
         self.writer = writer
         self.waiting: list[pa.RecordBatch] = []
         self.busy = False
+        #: The unfinished write, if it has to wait and so needs a separate thread.
+        self.steps: Iterator[AppendWait] | None = None
         #: Rows that were added, and rows that the writer has written.
         self.rows = 0
         self.written = 0
+
+    @property
+    def nbytes(self) -> int:
+        return sum(rows.nbytes for rows in self.waiting)
 
 
 class RocketMQStaging:
     """The Staging protocol for one attempt. Used by one thread.
 
-    Its threads send the rows of several queues in parallel, but one thread at a time sends the rows of one queue.
+    Its threads send the rows of several queues in parallel, but one thread at a time sends the rows of one queue. A thread takes several
+    queues of a broker together if they have few rows, because otherwise a task with rows for many queues would send many requests for each
+    of them. A queue that has to wait, as for the lock of another attempt, gets a separate thread.
     """
 
     def __init__(self, client: Client, log: RocketMQLog, batch: SinkBatch, partition: int, timing: LockTiming) -> None:
@@ -81,6 +97,10 @@ class RocketMQStaging:
         self._changed = threading.Condition()
         self._waiting_bytes = 0
         self._busy = 0
+        #: Busy backlogs that are in no group yet, and groups that no thread has taken. Threads take one group each.
+        self._added: list[_Backlog] = []
+        self._added_bytes = 0
+        self._groups: deque[list[_Backlog]] = deque()
         self._error: BaseException | None = None
 
     def targets(self, topic: str, proposed: Sequence[MessageQueue]) -> list[MessageQueue]:
@@ -124,7 +144,21 @@ class RocketMQStaging:
             if not backlog.busy:
                 backlog.busy = True
                 self._busy += 1
-                self._start_pool().submit(self._work, backlog)
+                self._added.append(backlog)
+            self._added_bytes += checked.nbytes
+            if self._added_bytes >= TOGETHER_BYTES:
+                self.start()
+
+    def start(self) -> None:
+        """Begin to send the rows that were added so far. Otherwise a few rows wait until `receipt`, or until there are more."""
+        with self._changed:
+            added, self._added, self._added_bytes = self._added, [], 0
+            by_broker: dict[tuple[str, str], list[_Backlog]] = {}
+            for backlog in added:
+                by_broker.setdefault((backlog.queue.topic, backlog.queue.broker_name), []).append(backlog)
+            for backlogs in by_broker.values():
+                for group in _groups(backlogs):
+                    self._submit(group)
 
     def receipt(self) -> Receipt:
         """Wait until all added rows are stored and can be read, give the queues back, and return the receipt."""
@@ -162,7 +196,11 @@ class RocketMQStaging:
     def _require(self, queue: MessageQueue) -> None:
         check_topic(queue.topic, writing=True)
         # A route that is some seconds old is sufficient, because a broker refuses rows for a deleted queue.
-        if queue not in self._route(queue.topic):
+        try:
+            route = self._client.route(queue.topic, Deadline.after(self._timing.patience))
+        except TopicError:
+            route = None
+        if state_of(queue, route) is RouteState.UNKNOWN:
             self._log.require(queue)
         self._log.refuse_hidden_static(queue.topic)
 
@@ -187,32 +225,75 @@ class RocketMQStaging:
         broker_queue.enter()
         return broker_queue.start()
 
-    def _route(self, topic: str) -> tuple[MessageQueue, ...]:
-        try:
-            return self._client.route(topic, Deadline.after(self._timing.patience)).publish_list()
-        except TopicError:
-            return ()
-
-    def _start_pool(self) -> ThreadPoolExecutor:
+    def _submit(self, group: list[_Backlog]) -> None:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(PARALLEL, thread_name_prefix=f"send-{self._partition}")
-        return self._pool
+        self._groups.append(group)
+        self._pool.submit(self._work)
 
-    def _work(self, backlog: _Backlog) -> None:
-        """Write the rows that wait for one queue until none is left."""
+    def _work(self) -> None:
+        """Write the rows of the next group."""
+        with self._changed:
+            if not self._groups:
+                return
+            group = self._groups.popleft()
+            if self._error is not None:
+                self._end(*group)
+                return
+        alone = group[0].steps is not None
         try:
-            while (waiting := self._next(backlog)) is not None:
-                for rows in _join_alike(waiting):
-                    backlog.writer.write(rows, backlog.written)
-                    backlog.written += rows.num_rows
-                with self._changed:
-                    self._waiting_bytes -= sum(batch.nbytes for batch in waiting)
-                    self._changed.notify_all()
+            running = group if alone else self._acquire(group)
         except BaseException as error:  # handed to the task's thread, which raises it
-            explained = self._explain(error, backlog.queue)
+            self._fail(error, *group)
+            return
+        while running:
+            running = [backlog for backlog in running if self._advance(backlog, alone=alone)]
+
+    def _acquire(self, group: list[_Backlog]) -> list[_Backlog]:
+        """Begin to write the rows of a group. Return the backlogs that need not wait, and let the others wait in separate threads."""
+        locked = {backlog.port for backlog in group if backlog.port.keep()}
+        others = [backlog for backlog in group if backlog.port not in locked]
+        locked |= RocketMQQueue.acquire_all([backlog.port for backlog in others])
+        for backlog in others:
+            # Another attempt may have had the lock in between.
+            backlog.writer.look_again()
+        for backlog in group:
+            backlog.steps = self._write(backlog)
+        with self._changed:
+            for backlog in group:
+                if backlog.port not in locked:
+                    self._submit([backlog])
+        return [backlog for backlog in group if backlog.port in locked]
+
+    def _advance(self, backlog: _Backlog, *, alone: bool) -> bool:
+        """Write until the next wait. Return whether the calling thread has to continue with this backlog."""
+        assert backlog.steps is not None
+        try:
+            step = next(backlog.steps, None)
+        except BaseException as error:  # as in `_work`
+            self._fail(error, backlog)
+            return False
+        if step is AppendWait.LONG and not alone:
             with self._changed:
-                self._error = self._error or explained
-                self._end(backlog)
+                self._submit([backlog])
+            return False
+        return step is not None
+
+    def _write(self, backlog: _Backlog) -> Iterator[AppendWait]:
+        """Write the rows that wait for one queue until none is left. See `Appender.steps`."""
+        while (waiting := self._next(backlog)) is not None:
+            for rows in _join_alike(waiting):
+                yield from backlog.writer.steps(rows, backlog.written)
+                backlog.written += rows.num_rows
+            with self._changed:
+                self._waiting_bytes -= sum(batch.nbytes for batch in waiting)
+                self._changed.notify_all()
+
+    def _fail(self, error: BaseException, *backlogs: _Backlog) -> None:
+        explained = self._explain(error, backlogs[0].queue)
+        with self._changed:
+            self._error = self._error or explained
+            self._end(*backlogs)
 
     def _explain(self, error: BaseException, queue: MessageQueue) -> BaseException:
         """Return the error, or one that names all missing rights if the account lacks some."""
@@ -230,30 +311,43 @@ class RocketMQStaging:
             self._end(backlog)
             return None
 
-    def _end(self, backlog: _Backlog) -> None:
-        backlog.busy = False
-        self._busy -= 1
+    def _end(self, *backlogs: _Backlog) -> None:
+        for backlog in backlogs:
+            backlog.busy, backlog.steps = False, None
+            self._busy -= 1
         self._changed.notify_all()
 
     def _yield(self) -> None:
-        """Give idle queues back while waiting for another attempt's lock, because that attempt may be waiting for one of them."""
+        """Give queues on which no thread works back while waiting for another attempt's lock, because that attempt may wait for them."""
         with self._changed:
             idle = [backlog for backlog in self._backlogs.values() if not backlog.busy]
             for backlog in idle:
                 backlog.busy = True
                 self._busy += 1
-        for backlog in idle:
-            try:
-                backlog.writer.let_go()
-                # Rows may have been added to the backlog during `let_go`.
-                self._start_pool().submit(self._work, backlog)
-            except BaseException as error:  # as in `_work`
-                with self._changed:
-                    self._error = self._error or error
-                    self._end(backlog)
+            groups, self._groups = self._groups, deque()
+            added, self._added = self._added, []
+        ports = {}
+        for backlog in itertools.chain(idle, added, *groups):
+            if backlog.port.is_locked:
+                backlog.writer.look_again()
+                ports[backlog.port] = backlog.writer.end
+        error: BaseException | None = None
+        try:
+            RocketMQQueue.release_all(ports)
+        except BaseException as caught:  # as in `_work`
+            error = caught
+        with self._changed:
+            self._error = self._error or error
+            for group in groups:
+                self._submit(group)
+            # Rows may have been added to these backlogs in the meantime.
+            self._added += [*added, *(backlog for backlog in idle if backlog.waiting)]
+            self._end(*(backlog for backlog in idle if not backlog.waiting))
+            self.start()
 
     def _join(self) -> None:
         with self._changed:
+            self.start()
             self._changed.wait_for(lambda: not self._busy)
 
     def _release_queues(self) -> None:
@@ -265,6 +359,20 @@ class RocketMQStaging:
             self._error = self._error or error
         self._pool.shutdown()
         self._pool = None
+
+
+def _groups(backlogs: list[_Backlog]) -> Iterator[list[_Backlog]]:
+    """Divide backlogs into groups for one thread each."""
+    group: list[_Backlog] = []
+    size = 0
+    for backlog in backlogs:
+        if group and (len(group) == TOGETHER or size + backlog.nbytes > TOGETHER_BYTES):
+            yield group
+            group, size = [], 0
+        group.append(backlog)
+        size += backlog.nbytes
+    if group:
+        yield group
 
 
 def _join_alike(waiting: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
