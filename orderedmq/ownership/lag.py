@@ -14,6 +14,8 @@ In the latest offset, a source with a parking lot also reports how many messages
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
@@ -150,10 +152,13 @@ def _not_ours(latest: object) -> OffsetError:
 
 
 def _parsed(offset: Any) -> Any:
-    """Return an offset as Python objects. A value that is not JSON is returned unchanged."""
+    """Return an offset as Python objects. A value of another source that cannot be parsed is returned unchanged.
+
+    Before 4.2, PySpark shows the offsets of ``query.lastProgress`` as ``str`` does the parsed JSON.
+    """
     if not isinstance(offset, str):
         return offset
-    try:
-        return json.loads(offset)
-    except ValueError:
-        return offset
+    for parse in (json.loads, ast.literal_eval):
+        with contextlib.suppress(ValueError, SyntaxError):
+            return parse(offset)
+    return offset
