@@ -10,10 +10,10 @@ import logging
 import sys
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from ordered_sink.columns import Plan, plan_columns
@@ -27,6 +27,14 @@ from orderedmq.errors import MessageError, OrderedMQError, RocketMQError, SinkEr
 from orderedmq.model import DEFAULT_COMPRESSION, MessageQueue
 from orderedmq.options.sink import NO_KEY, SinkOptions
 from orderedmq.routing.selector import selector
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import DataSourceStreamArrowWriter as ArrowStreamWriter
+else:
+
+    class ArrowStreamWriter(DataSourceStreamWriter, DataSourceArrowWriter):
+        """Each release of Spark passes record batches to such a class, also in a stream. Those after 4.0 have another class for it."""
+
 
 log = logging.getLogger("orderedmq")
 
@@ -178,7 +186,7 @@ class _Planned:
 
 
 @concise_calls
-class StreamWriter(DataSourceStreamArrowWriter):
+class StreamWriter(ArrowStreamWriter):
     """The sink of one streaming query. It writes each (query, micro-batch) once."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool) -> None:

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
 import pyarrow as pa
 from pyspark.sql import DataFrame
-from pyspark.sql.pandas.functions import arrow_udf
-from pyspark.sql.types import IntegerType, IntegralType
+from pyspark.sql import functions as sql
+from pyspark.sql.pandas.functions import pandas_udf
+from pyspark.sql.types import DataType, IntegerType, IntegralType, StringType
 
 from ordered_sink.columns import check_order, key_type
 from ordered_sink.row_order import sorted_rows
@@ -67,19 +71,57 @@ def route(
         together = df.repartition(df[sharding_key])
     else:
         key = df[sharding_key]
-        if not isinstance(df.schema[sharding_key].dataType, IntegralType):
-            key = key.cast("string")
-        together = df.repartitionById(queues, _queue_of(queues, Keying(message_queue_selector, kind))(key))
+        of: DataType = df.schema[sharding_key].dataType
+        if not isinstance(of, IntegralType):
+            of = StringType()
+        # Pandas has no integer column with nulls, so nulls are replaced and given separately.
+        filled = sql.coalesce(key.cast(of), sql.lit("0").cast(of))
+        number = _number_of(queues, Keying(message_queue_selector, kind))(filled, key.isNull())
+        together = df.repartition(queues, number)
     return together.mapInArrow(_sorter(columns, parse_buffer_size(buffer_size, "buffer_size")), df.schema)
 
 
-def _queue_of(queues: int, keying: Keying) -> Callable[..., Any]:
-    @arrow_udf(returnType=IntegerType())  # type: ignore[call-overload, untyped-decorator, unused-ignore]
-    def queue_of(keys: pa.Array) -> pa.Array:
-        # This is the sink's rule. A row without a key goes to the first task, where the sink spreads such rows over queues.
-        return pa.array(keying.queues_of(keys, queues, "a batch that route moves").astype("int32"))
+def _number_of(queues: int, keying: Keying) -> Callable[..., Any]:
+    """Return a function of keys, and of whether they are null. Its result is a number that Spark hashes to the task of the key's queue."""
+    numbers = numbers_of_tasks(queues)
 
-    return queue_of  # type: ignore[no-any-return, unused-ignore]
+    def number_of(keys: pd.Series, missing: pd.Series) -> pd.Series:
+        of = None if keys.dtype.kind == "i" else pa.string()
+        given = pa.array(keys, of, mask=missing.to_numpy(dtype=bool), from_pandas=False)
+        # This is the sink's rule. A row without a key goes to the first task, where the sink spreads such rows over queues.
+        return pd.Series(numbers[keying.queues_of(given, queues, "a batch that route moves")])
+
+    return pandas_udf(number_of, IntegerType())  # type: ignore[call-overload, no-any-return, unused-ignore]
+
+
+def numbers_of_tasks(count: int) -> npt.NDArray[np.int32]:
+    """Return a number for each of ``count`` tasks: ``repartition(count, number)`` moves rows with that number into that task.
+
+    Spark chooses the task by the hash of the number (Murmur3 with the seed 42) modulo ``count``. Only Spark 4.1 and later can be given the
+    task itself.
+    """
+    numbers = np.full(count, -1, np.int32)
+    tried = 0
+    while (numbers < 0).any():
+        some = np.arange(tried, tried + 8 * count, dtype=np.int32)[::-1]
+        numbers[spark_hashes(some).astype(np.int64) % count] = some
+        tried += len(some)
+    return numbers
+
+
+def spark_hashes(numbers: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    """Return Spark's hash of each number, as an integer column is hashed."""
+
+    def rotated(value: npt.NDArray[np.uint32], bits: int) -> npt.NDArray[np.uint32]:
+        return (value << np.uint32(bits)) | (value >> np.uint32(32 - bits))
+
+    mixed = rotated(numbers.astype(np.uint32) * np.uint32(0xCC9E2D51), 15) * np.uint32(0x1B873593)
+    mixed = rotated(np.uint32(42) ^ mixed, 13) * np.uint32(5) + np.uint32(0xE6546B64)
+    # The hashed value has four bytes.
+    mixed ^= np.uint32(4)
+    mixed = (mixed ^ (mixed >> np.uint32(16))) * np.uint32(0x85EBCA6B)
+    mixed = (mixed ^ (mixed >> np.uint32(13))) * np.uint32(0xC2B2AE35)
+    return (mixed ^ (mixed >> np.uint32(16))).view(np.int32)
 
 
 def _sorter(columns: Sequence[SortColumn], limit: int) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:

@@ -18,7 +18,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from pyspark.sql import datasource
-from pyspark.sql.datasource import DataSourceReader, Filter
+from pyspark.sql.datasource import Filter
 
 from ordered_source.batch_reader import BatchReader
 from orderedmq.concise import concise_calls
@@ -46,12 +46,7 @@ _COLUMNS: Final[Mapping[str, Column]] = {
 
 def reader_class() -> type[BatchReader]:
     """Return the class of the batch reader, which accepts filters only in the process in which Spark pushes them down."""
-    return FilteredReader if _keeps_scans_apart() and _pushes() else BatchReader
-
-
-def _keeps_scans_apart() -> bool:
-    """Whether this release of Spark applies the filters that are pushed down to a scan only to that scan."""
-    return hasattr(DataSourceReader, "pushLimit")
+    return FilteredReader if _pushes() else BatchReader
 
 
 def _pushes() -> bool:

@@ -1,6 +1,7 @@
-"""Which releases of Spark this package supports, and with which releases of Java they run.
+"""Which releases of Spark this package supports, with which releases of Java they run, and what a run with availableNow is there.
 
 PySpark is not a dependency of this package, because a platform brings its own. What needs it asks here first.
+`ordered_source.older_spark` has what differs between releases for the source.
 """
 
 from __future__ import annotations
@@ -9,16 +10,18 @@ import importlib.util
 import os
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from orderedmq.conditions import OptionCondition
 from orderedmq.errors import OptionError, missing_package
 
 #: The oldest release of PySpark.
-OLDEST: Final = (4, 1)
-#: Since this release, Spark runs with Java 24 and later: the Hadoop of earlier ones asks for a security manager.
-_WITH_ANY_JAVA: Final = (4, 2)
+OLDEST: Final = (4, 0)
+#: Since this release, Spark runs with Java 24 and later (the Hadoop of earlier ones asks for a security manager), and passes limits and the
+#: trigger availableNow to a source in Python.
+_NEWER: Final = (4, 2)
 #: The newest Java for earlier releases.
 _NEWEST_JAVA: Final = 23
 
@@ -32,9 +35,9 @@ def require_pyspark(feature: str) -> None:
         raise missing_package(feature, "pyspark", "spark", "where Spark is installed, use the Python that has its PySpark")
 
 
-def require_release(version: str | None = None) -> None:
-    """Check that a release of PySpark is supported: by default, the one that this interpreter has. Raises OptionError UNSUPPORTED."""
-    version = version or _installed()
+def require_release() -> None:
+    """Check that the release of PySpark that this interpreter has is supported. Raises OptionError UNSUPPORTED."""
+    version = _installed()
     if version is not None and _numbers(version) < OLDEST:
         oldest = ".".join(map(str, OLDEST))
         raise OptionError(
@@ -45,8 +48,20 @@ def require_release(version: str | None = None) -> None:
 
 def newest_java() -> int | None:
     """Return the newest Java with which the installed release of Spark runs, None if it runs with each that is new enough."""
+    return _NEWEST_JAVA if _is_older() else None
+
+
+def has_work_left(progress: Mapping[str, Any] | None) -> bool:
+    """Whether to repeat a run with the trigger availableNow. ``progress``: the last progress of that run.
+
+    Newer releases process everything in one run. Older ones end it after one micro-batch, so the last run is one that reads nothing.
+    """
+    return _is_older() and progress is not None and progress["numInputRows"] > 0
+
+
+def _is_older() -> bool:
     version = _installed()
-    return _NEWEST_JAVA if version is not None and _numbers(version) < _WITH_ANY_JAVA else None
+    return version is not None and _numbers(version) < _NEWER
 
 
 def _numbers(version: str) -> tuple[int, ...]:

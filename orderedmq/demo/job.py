@@ -22,6 +22,7 @@ from orderedmq.demo import IN, OUT
 from orderedmq.demo.turnaround import follow
 from orderedmq.java import prepare_spark
 from orderedmq.options.endpoint import from_environment
+from orderedmq.spark_release import has_work_left
 from orderedmq.startup.tuning import tuned
 
 #: The folder for Spark's own files. It is in the working directory, because a killed Spark does not remove its files.
@@ -85,16 +86,19 @@ def main(store: str, checkpoint: str, queues: str, events_per_batch: str, start:
     turnarounds = flights.groupBy("queue_id").applyInPandasWithState(
         queue_by_queue, "body binary, sharding_key string", "known binary", "append", GroupStateTimeout.NoTimeout
     )
-    query = (
+    writer = (
         turnarounds.writeStream.format("orderedmq")
         .options(**broker)
         .option("topic", OUT)
         .option("topicQueueNums", queues)
         .option("checkpointLocation", checkpoint)
         .trigger(availableNow=True)
-        .start()
     )
+    query = writer.start()
     query.awaitTermination()
+    while has_work_left(query.lastProgress):
+        query = writer.start()
+        query.awaitTermination()
     spark.stop()
 
 

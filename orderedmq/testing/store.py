@@ -13,6 +13,7 @@ from orderedmq.conditions import QueryTestCondition, StoreCondition
 from orderedmq.connections import connect
 from orderedmq.errors import StoreError
 from orderedmq.model import DEAD_LETTER_PREFIX
+from orderedmq.spark_release import has_work_left
 from orderedmq.testing import comparison, failures, kill, queries, session
 from orderedmq.testing.comparison import Given
 from orderedmq.testing.kill import After
@@ -116,9 +117,11 @@ class TemporaryStore:
         """
         writer = queries.writer_of(query, spark, self.options)
         name = checkpoint or queries.checkpoint_of(query)
-        running = queries.start(writer, self._checkpoint(name))
-        queries.finish(running, name, timeout)
-        return running
+        while True:
+            running = queries.start(writer, self._checkpoint(name))
+            queries.finish(running, name, timeout)
+            if not has_work_left(running.lastProgress):
+                return running
 
     def kill_in_batch(
         self,

@@ -22,7 +22,8 @@ from pyspark.sql.datasource import DataSourceReader, Filter
 from ordered_source import pushed_filters
 from ordered_source.batch_reader import BatchReader
 from ordered_source.columns import full_schema
-from ordered_source.pushed_filters import FilteredReader, comparisons, reader_class
+from ordered_source.older_spark import batch_reader
+from ordered_source.pushed_filters import FilteredReader, comparisons
 from orderedmq import connections
 from orderedmq.embedded import chunk_codec, index
 from orderedmq.embedded.broker import EmbeddedBroker
@@ -212,14 +213,14 @@ def test_a_reader_takes_filters_in_sparks_worker_that_pushes_and_where_spark_kee
     worker.__spec__ = importlib.machinery.ModuleSpec(worker.__name__, None)
     monkeypatch.delitem(sys.modules, worker.__name__, raising=False)
     monkeypatch.delattr(DataSourceReader, "pushLimit", raising=False)
-    assert reader_class() is BatchReader
+    assert batch_reader() is BatchReader
     monkeypatch.setitem(sys.modules, worker.__name__ if runs_as == "module" else "__main__", worker)
-    assert reader_class() is BatchReader, "this release of Spark would give the rows of one query to the next"
+    assert batch_reader() is BatchReader, "this release of Spark would give the rows of one query to the next"
     monkeypatch.setattr(DataSourceReader, "pushLimit", lambda self, limit: False, raising=False)
-    assert reader_class() is FilteredReader
+    assert batch_reader() is FilteredReader
     monkeypatch.delitem(sys.modules, worker.__name__, raising=False)
     monkeypatch.setitem(sys.modules, "__main__", ModuleType("__main__"))
-    assert reader_class() is BatchReader, "where Spark does not push filters, a reader that accepts them is an error"
+    assert batch_reader() is BatchReader, "where Spark does not push filters, a reader that accepts them is an error"
     assert BatchReader.pushFilters is DataSourceReader.pushFilters
 
 
