@@ -112,16 +112,25 @@ class Bookmarks:
 
     def get(self, queue: MessageQueue) -> int | None:
         """Return the bookmark. If it was never set, return None, or perhaps 0 from a broker before 5.0."""
-        return self._ask(queue, consumer_offset(self.group, queue))
+        return self.get_all([queue])[0]
+
+    def get_all(self, queues: Sequence[MessageQueue]) -> list[int | None]:
+        asked = [(queue, consumer_offset(self.group, queue)) for queue in queues]
+        return ask_queues(self._client, asked, Deadline.after(self._timeout))
 
     def move(self, queue: MessageQueue, bookmark: int) -> None:
         """Set the bookmark. While an administrator's reset is pending, the bookmark stays lower, which is harmless."""
+        self.move_all({queue: bookmark})
+
+    def move_all(self, bookmarks: Mapping[MessageQueue, int]) -> None:
+        asked = [(queue, update_consumer_offset(self.group, queue, bookmark)) for queue, bookmark in bookmarks.items()]
         try:
-            self._ask(queue, update_consumer_offset(self.group, queue, bookmark))
+            ask_queues(self._client, asked, Deadline.after(self._timeout))
         except GroupError:
             # From 5.3 on, the group must exist.
-            self._create_group(queue)
-            self._ask(queue, update_consumer_offset(self.group, queue, bookmark))
+            for queue in {queue.broker_name: queue for queue in bookmarks}.values():
+                self._create_group(queue)
+            ask_queues(self._client, asked, Deadline.after(self._timeout))
 
     def read(self, queue: MessageQueue) -> Numbers:
         """Return the queue's numbers. Numbers of another sink in the group count as missing.
@@ -137,8 +146,7 @@ class Bookmarks:
             places.append(registers.mark(queues[0]))
         shared = len(places)
         places += [place for queue in queues for place in (queue, registers.writer(queue))]
-        asked = [(queues[0], consumer_offset(self.group, place)) for place in places]
-        numbers = ask_queues(self._client, asked, Deadline.after(self._timeout))
+        numbers = self.get_all(places)
         committed, record, *mark = numbers[:shared]
         is_own = not mark or mark[0] == self._mark
         bookmarks = [number if is_own else None for number in numbers[shared::2]]
@@ -162,8 +170,7 @@ class Bookmarks:
         places = [
             place for queue in queues for place in (registers.queues(queue), registers.committed(queue), registers.mark(queue))
         ]
-        asked = [(place, consumer_offset(self.group, place)) for place in places]
-        numbers = [number or 0 for number in ask_queues(self._client, asked, Deadline.after(self._timeout))]
+        numbers = [number or 0 for number in self.get_all(places)]
         registers.require_known(self.group, numbers[2::3])
         return [
             BrokerState(Record.parse(record), committed - 1, record > 0)
@@ -181,8 +188,7 @@ class Bookmarks:
         places = [registers.committed(queue), registers.history(queue, commit_history.slot_of(batch))]
         if self._mark is not None:
             places.append(registers.mark(queue))
-        asked = [(queue, consumer_offset(self.group, place)) for place in places]
-        newest, history, *mark = ask_queues(self._client, asked, Deadline.after(self._timeout))
+        newest, history, *mark = self.get_all(places)
         return Committed((newest or 0) - 1, history or 0) if not mark or mark[0] == self._mark else Committed()
 
     def commit(self, queue: MessageQueue, batch: int, known: Committed) -> None:
@@ -230,21 +236,10 @@ class Bookmarks:
         return self.entries([queue])[0]
 
     def entries(self, queues: Sequence[MessageQueue]) -> list[WriterEntry]:
-        asked = [(queue, consumer_offset(self.group, registers.writer(queue))) for queue in queues]
-        return [WriterEntry.parse(number or 0) for number in ask_queues(self._client, asked, Deadline.after(self._timeout))]
+        return [WriterEntry.parse(number or 0) for number in self.get_all([registers.writer(queue) for queue in queues])]
 
     def write_entries(self, entries: Mapping[MessageQueue, WriterEntry]) -> None:
-        """Store the entries of queues of one broker."""
-        asked = [
-            (queue, update_consumer_offset(self.group, registers.writer(queue), entry.value))
-            for queue, entry in entries.items()
-        ]
-        try:
-            ask_queues(self._client, asked, Deadline.after(self._timeout))
-        except GroupError:
-            # As in `move`.
-            self._create_group(asked[0][0])
-            ask_queues(self._client, asked, Deadline.after(self._timeout))
+        self.move_all({registers.writer(queue): entry.value for queue, entry in entries.items()})
 
     def enter(
         self, queue: MessageQueue, seen_before: Callable[[MessageQueue, int], bool], permitted: Callable[[], None]

@@ -118,7 +118,7 @@ class RocketMQOutbox:
         settled = self._settle(batch, tokens)
         spans = ranges([*(report for token in tokens for report in token.reports), *settled])
         sink = sink_name(batch.sink_id)
-        bookmarks = {queue: Bookmarks(self._client, sink, queue.topic, batch.group) for queue in spans}
+        marks = {queue.topic: Bookmarks(self._client, sink, queue.topic, batch.group) for queue in spans}
         # Delayed rows and rows that were not sent have no range, but their brokers know whether the batch was committed.
         written = [report.queue for token in tokens for report in token.reports if report.rows]
         brokers = self._brokers(batch, written)
@@ -126,16 +126,21 @@ class RocketMQOutbox:
             [one.queue for one in brokers if one.required], lambda queue: self._marks(batch, queue).require_own(queue)
         )
         known = self._for_each(brokers, lambda one: self._committed(batch, one))
+        bookmarks: dict[MessageQueue, int | None] = {}
+        for topic, of_topic in marks.items():
+            queues = [queue for queue in spans if queue.topic == topic]
+            bookmarks.update(zip(queues, of_topic.get_all(queues)))
         verdict = judge(
             batch,
             tokens,
-            self._for_each(bookmarks, lambda queue: bookmarks[queue].get(queue)),
+            bookmarks,
             [one for one in known.values() if one is not None],
             settled,
             skip=skip_differing_replay,
         )
         require_same(batch.sink_id, batch.batch_id, verdict.newest, verdict.differs, skip=skip_differing_replay)
-        self._for_each(verdict.bookmarks, lambda queue: bookmarks[queue].move(queue, verdict.bookmarks[queue]))
+        for topic, of_topic in marks.items():
+            of_topic.move_all({queue: bookmark for queue, bookmark in verdict.bookmarks.items() if queue.topic == topic})
         self._for_each(known, lambda one: self._record_commit(batch, one, known[one]))
         _warn(batch, tokens, settled)
         return Published(True, {}) if verdict.replayed else Published(False, spans)
