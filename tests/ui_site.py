@@ -24,7 +24,6 @@ from orderedmq.ownership.membership import Subscription
 from orderedmq.parking.rules import Put, Ticket
 from orderedmq.rows.dead_letters import REPLAYS, dead_letter_properties
 from orderedmq.ui.app import make_app
-from orderedmq.ui.connections import ConnectionLimits
 from orderedmq.ui.guard import Rules
 from orderedmq.ui.server import listen, server
 from tests.waits import until
@@ -130,11 +129,11 @@ class Served:
 
 
 @contextmanager
-def served(broker: Broker, host: str = "127.0.0.1", limits: ConnectionLimits | None = None, **rules: Any) -> Iterator[Served]:
+def served(broker: Broker, host: str = "127.0.0.1", **rules: Any) -> Iterator[Served]:
     """Serve the pages of a broker on a free port."""
     with listen(host, 0) as listening:
         site = Served("127.0.0.1", listening.getsockname()[1], Rules(**rules))
-        running = server(make_app(broker, "data/omq", site.rules, site.told.append), limits)
+        running = server(make_app(broker, "data/omq", site.rules, site.told.append))
         thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]}, daemon=True)
         thread.start()
         until(lambda: running.started, "the server has started")

@@ -10,8 +10,13 @@ from starlette.types import ASGIApp
 
 from orderedmq.conditions import OptionCondition
 from orderedmq.errors import OptionError
-from orderedmq.ui.connections import BACKLOG, ConnectionLimits, Connections
 
+#: Number of open connections, silent ones included, from which on a request is answered with status 503.
+MOST_CONNECTIONS: Final = 200
+#: Maximum size in bytes of the head of a request.
+_HEAD_BYTES: Final = 16 << 10
+#: Seconds that an idle connection is kept for a further request.
+_IDLE: Final = 5
 #: Seconds that the server, when it is stopped, waits for requests that are still being answered.
 _LAST_REQUESTS: Final = 2
 
@@ -46,13 +51,12 @@ def url_of(host: str, port: int) -> str:
     return f"http://{f'[{bare}]' if ':' in bare else bare}:{port}/"
 
 
-def server(app: ASGIApp, limits: ConnectionLimits | None = None) -> uvicorn.Server:
+def server(app: ASGIApp) -> uvicorn.Server:
     """Return a server for the application. It does not log requests, because their URLs contain keys of messages."""
-    connections = Connections(limits or ConnectionLimits())
     return uvicorn.Server(
         uvicorn.Config(
-            connections.serving(app),
-            http=connections.protocol(),
+            app,
+            http="h11",
             loop="asyncio",
             ws="none",
             lifespan="off",
@@ -60,8 +64,9 @@ def server(app: ASGIApp, limits: ConnectionLimits | None = None) -> uvicorn.Serv
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            backlog=BACKLOG,
-            timeout_keep_alive=connections.limits.idle,
+            limit_concurrency=MOST_CONNECTIONS,
+            h11_max_incomplete_event_size=_HEAD_BYTES,
+            timeout_keep_alive=_IDLE,
             timeout_graceful_shutdown=_LAST_REQUESTS,
         )
     )

@@ -30,7 +30,7 @@ from orderedmq.errors import RocketMQUnavailableError
 from orderedmq.model import PRODUCER_SCHEMA, MessageQueue
 from orderedmq.parking.rules import HELD, Put, Ticket, companion
 from orderedmq.tools.parked import parked_keys
-from orderedmq.ui import repairs
+from orderedmq.ui import guard, repairs, server
 from orderedmq.ui.server import url_of
 from orderedmq.ui.shared_look import LEAST, SHARE, UNCHANGED, SharedLook
 from orderedmq.ui.watches import Watches
@@ -389,6 +389,32 @@ def test_a_copy_is_shown_first_and_gives_another_group_what_was_shown(shop: Shop
 
 
 # Who may see the pages, and who may change something.
+
+
+def test_more_connections_than_the_limit_are_refused(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "MOST_CONNECTIONS", 3)
+    with served(shop.broker) as site:
+        silent = [socket.create_connection(("127.0.0.1", site.port)) for _ in range(2)]
+        assert site.get("/").status == 503
+        for connection in silent:
+            connection.close()
+        until(lambda: site.get("/").status == 200)
+
+
+def test_the_head_of_a_request_has_a_maximum_size(still: Served) -> None:
+    with socket.create_connection(("127.0.0.1", still.port), timeout=60) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\nx: " + b"y" * (32 << 10))
+        assert b" 400 " in connection.recv(4096)
+
+
+def test_a_form_that_comes_too_slowly_is_given_up(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "FORM_SECONDS", 0.3)
+    with (
+        served(shop.broker, token="a-secret-of-this-test", hosts=None) as site,
+        socket.create_connection(("127.0.0.1", site.port), timeout=60) as connection,
+    ):
+        connection.sendall(b"POST /login HTTP/1.1\r\nhost: a\r\ncontent-length: 100\r\n\r\ntoken=")
+        assert b" 408 " in connection.recv(4096)
 
 
 @pytest.mark.holds("web page guarded")
