@@ -17,6 +17,8 @@ from tests.environments import FOLDER, RELEASES, ROOT, command, copy_of, environ
 #: What the light tests need in addition to the package.
 TOOLS: Final = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "psutil", "nbformat", "fastavro", "pyyaml")
 EXTRAS: Final = ("ui", "opentelemetry", "spark")
+#: The modules of tests/unit whose code depends on the packages of the core: rows, what RocketMQ stores, the command.
+LIGHT: Final = ("rocketmq_*", "cli_*", "rows", "content", "selector", "sharding_key", "parking", "lot*")
 
 #: Timeout in seconds. The first time, an environment with Spark is created.
 _TIMEOUT = 1200
@@ -60,9 +62,8 @@ def oldest(extras: tuple[str, ...]) -> list[str]:
 def test_the_light_tests_pass_with_the_oldest_packages_that_the_metadata_allow(tmp_path: Path) -> None:
     packages = oldest(EXTRAS)
     assert {requirement.partition("==")[0] for requirement in packages} >= {"pyspark", "pandas", "pyarrow", "numpy", "lmdb"}
-    constraints = ["opentelemetry-sdk==1.30.0", *TOOLS]
-    python = environment(FOLDER / "oldest", [*packages, *constraints])
-    light = ("tests/contract", "tests/loop", *sorted(str(path) for path in ROOT.glob("tests/unit/test_[cdlmpr]*.py")))
+    python = environment(FOLDER / "oldest", [*packages, "opentelemetry-sdk==1.30.0", "click==8.2.1", *TOOLS])
+    light = ["tests/contract", *(str(path) for name in LIGHT for path in ROOT.glob(f"tests/unit/test_{name}.py"))]
     options = ("-q", "-n", "2", "-p", "no:cacheprovider", "--hypothesis-profile", "quick", "-m", "not spark and not rocketmq")
     command([str(python), "-m", "pytest", *options, *light], cwd=ROOT, timeout=2 * _TIMEOUT)
 

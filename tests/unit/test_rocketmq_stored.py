@@ -38,7 +38,12 @@ def wanted(
 def decoded(data: bytes, asked: Wanted) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for piece in decode_exactly([data], asked):
-        rows.extend(piece.to_pylist(maps_as_pydicts="strict"))
+        rows.extend(piece.to_pylist())
+    for row in rows:
+        if row.get("properties") is not None:
+            names = [name for name, _ in row["properties"]]
+            assert len(set(names)) == len(names), names
+            row["properties"] = dict(row["properties"])
     return rows
 
 
