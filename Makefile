@@ -111,11 +111,10 @@ test: ready tools ## run the tests and print the time of each folder; ARGS="-k n
 test-all: ready tools ## also run the long tier: whole environments, every release of RocketMQ, damage to each used field of a store
 	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) --nightly $(ARGS)
 
-lint: $(STAMP) ## run ruff and strict mypy, and check the wording of texts and the workflows
+lint: $(STAMP) ## run ruff and strict mypy, and check the workflows
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
-	@$(BIN)/python -m tests.wording
 	@$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	@$(BIN)/zizmor --offline --quiet --no-progress --min-severity medium .github/workflows
 
@@ -148,10 +147,6 @@ $(DIST): $(STAMP)
 
 reference: $(STAMP) ## write the generated parts of docs/reference, and the diagrams
 	@$(BIN)/python docs/generate.py && $(BIN)/python docs/diagrams.py
-
-examples: ready tools ## choose the examples of docs/reference/conditions.md from what the tests raise
-	@CI=true $(BIN)/python -m pytest $(SIDE_BY_SIDE) --write-examples $(ARGS)
-	@$(BIN)/python docs/generate.py
 
 demo-svg: $(PREPARED) ## record the demo as docs/demo.svg, a picture in the README
 	@$(BIN)/python docs/record_demo.py

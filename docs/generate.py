@@ -32,7 +32,7 @@ _PART: Final = re.compile(r"(<!-- generated: (\w+)((?: \S+)*) -->\n).*?(?=<!-- e
 _INCLUDE: Final = re.compile(r"^<!-- include: (\S+) -->$", re.MULTILINE)
 #: A row of a table with an escaped bar.
 _PIPE: Final = re.compile(r"^\|.*\\\|.*$", re.MULTILINE)
-#: A message of each condition, from a test (tests/shown_errors.py).
+#: An example of a message for each condition, written by hand.
 EXAMPLES: Final = ROOT / "docs" / "reference" / "examples.json"
 #: Options of every command, which the page has once, at its top.
 _SHARED: Final = ("path", "as_json", "namesrv", "namespace", "profile", "options")
@@ -123,7 +123,7 @@ class _Factory:
 
 
 def conditions() -> str:
-    """Return the page of conditions: each family, its conditions, an example that a test raises, and all messages."""
+    """Return the page of conditions: each family, its conditions, an example, and all messages."""
     lines: list[str] = []
     examples = json.loads(EXAMPLES.read_text())
     for family, doc, found in families():
@@ -133,7 +133,7 @@ def conditions() -> str:
             if condition.retriable:
                 lines += ["The same call may succeed later.", ""]
             if condition.name in examples:
-                lines += [f"> {_cell(examples[condition.name]['message'])}", ""]
+                lines += [f"> {_cell(examples[condition.name])}", ""]
             entries = "".join(f"<li>{_shown(message)}</li>" for message in condition.messages)
             many = len(condition.messages)
             listed = f'<ul class="messages">{entries}</ul>'

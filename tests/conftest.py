@@ -18,7 +18,6 @@ from xdist.scheduler import LoadScopeScheduling
 
 from orderedmq.java import ensure_java
 from tests import quick_spark, report
-from tests.shown_errors import ShownErrors
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,9 +41,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="also run the nightly tests: every release of RocketMQ, 10000 seeds, damage to each used field of a store",
     )
-    parser.addoption(
-        "--write-examples", action="store_true", help="choose the examples of error messages again, see tests/shown_errors.py"
-    )
     parser.addoption("--seeds", type=int, help="the number of seeds to simulate (default: 500; with --nightly: 10000)")
 
 
@@ -61,7 +57,6 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.getoption("--nightly"):
         settings.load_profile("nightly")
-    config.pluginmanager.register(ShownErrors(config), "shown errors")
     config.addinivalue_line("markers", "spark: the test starts a Spark driver or uses the shared session")
     config.addinivalue_line("markers", "rocketmq: the test needs real RocketMQ servers")
     config.addinivalue_line("markers", "holds(promise, ...): the test checks these promises of docs/promises.md")
