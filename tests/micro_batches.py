@@ -432,7 +432,18 @@ def _task(partition: int, properties: Mapping[str, str]) -> Iterator[None]:
     """Run the body as a Spark task, with the real TaskContext, filled in as a Python worker does."""
     before = TaskContext.get()
     TaskContext._setTaskContext(None)
-    TaskContext(partitionId=partition, attemptNumber=0, stageId=0, taskAttemptId=partition, localProperties=dict(properties))
+    known = {
+        "partitionId": partition,
+        "attemptNumber": 0,
+        "stageId": 0,
+        "taskAttemptId": partition,
+        "localProperties": dict(properties),
+    }
+    if PASSES_START:
+        TaskContext(**known)
+    else:
+        # Before 4.2, a worker sets these attributes itself.
+        vars(TaskContext()).update({f"_{name}": value for name, value in known.items()})
     try:
         yield
     finally:

@@ -18,7 +18,7 @@ from orderedmq.errors import OptionError
 from orderedmq.model import MessageQueue
 from orderedmq.ownership.lag import QueueLag, lag_of, parked_of_query
 from tests.loop.conftest import LoopRig
-from tests.micro_batches import Checkpoint, MicroBatchLoop, OlderMicroBatches
+from tests.micro_batches import MicroBatchLoop, OlderMicroBatches
 from tests.spark.conftest import numbers
 from tests.spark.recorded_source import RecordedSource, calls
 
@@ -212,4 +212,3 @@ def test_the_arrow_schema_is_the_one_that_spark_makes() -> None:
 def test_pickles_find_the_class_by_its_own_name() -> None:
     kind = called_without_start(StreamReader)
     assert (kind.__module__, kind.__qualname__) == ("ordered_source.stream_reader", "StreamReader")
-    assert Checkpoint().copy().log == []

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -202,13 +204,28 @@ def hand_over(path: str) -> dict[str, Any]:
     return audit(bodies(path, "shared-out"), range(400)) | {"stopped": stopped}
 
 
+class Lags(logging.Handler):
+    """Keeps the lags, in messages, that a LagListener writes to the log."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.messages: list[int] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if found := re.search(r"lag (\d+) messages", record.getMessage()):
+            self.messages.append(int(found[1]))
+
+
 def listener(path: str) -> dict[str, Any]:
     """A listener with order per key: one key fails, is parked, and comes back in order. A LagListener watches the query."""
     spark = session()
     produce(path, "heard", range(400))
     heard, healed = Path("heard").absolute(), Path("healed").absolute()
     outcomes: list[str] = []
-    lag = LagListener()
+    lags = Lags()
+    logging.getLogger("orderedmq.lag").addHandler(lags)
+    logging.getLogger("orderedmq.lag").setLevel(logging.INFO)
+    lag = LagListener(prometheus=False)
     spark.streams.addListener(lag)
 
     def process(messages: Sequence[Any], context: Any) -> ConsumeOrderlyStatus:
@@ -238,7 +255,7 @@ def listener(path: str) -> dict[str, Any]:
     by_key = defaultdict(list)
     for number in heard.read_text().split():
         by_key[int(number) % KEYS].append(int(number))
-    return audit(list(by_key.values()), range(400)) | {"parked": parked}
+    return audit(list(by_key.values()), range(400)) | {"parked": parked, "lag": 300 in lags.messages}
 
 
 def connect(path: str) -> dict[str, Any]:
@@ -253,7 +270,7 @@ def connect(path: str) -> dict[str, Any]:
 
 def kills(path: str, count: int = 10) -> dict[str, Any]:
     """Kill the driver of a source → sink query with -9, again and again, at random moments of its micro-batches."""
-    total = 800
+    total = 400
     produce(path, "in", range(total))
     chance = random.Random(4)
     killed = 0
@@ -273,15 +290,18 @@ def _run_until(path: str, rows: int, later: float) -> bool:
     with open("driver.log", "w") as log:
         arguments = [sys.executable, __file__, str(Path(path).parent), "source to sink"]
         driver = subprocess.Popen(arguments, stdout=log, stderr=log, start_new_session=True)
-    until(lambda: size(path, "out") >= rows or driver.poll() is not None, "the query makes progress")
-    if driver.poll() is not None:
-        # A busy machine can keep Spark from starting the source's process in time.
-        print(Path("driver.log").read_text()[-2000:], file=sys.stderr)
-        return False
-    time.sleep(later)
-    os.killpg(driver.pid, signal.SIGKILL)
-    driver.wait()
-    return True
+    try:
+        until(lambda: size(path, "out") >= rows or driver.poll() is not None, "the query makes progress")
+        if driver.poll() is not None:
+            # A busy machine can keep Spark from starting the source's process in time.
+            print(Path("driver.log").read_text()[-2000:], file=sys.stderr)
+            return False
+        time.sleep(later)
+        return True
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(driver.pid, signal.SIGKILL)
+        driver.wait()
 
 
 def source_to_sink(path: str) -> dict[str, Any]:

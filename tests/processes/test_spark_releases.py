@@ -17,7 +17,7 @@ STEPS: dict[str, dict[str, Any]] = {
     "limited": {},
     "batch and SQL": {"read": 200},
     "hand-over": {"stopped": True},
-    "listener": {"parked": True},
+    "listener": {"parked": True, "lag": True},
     "Spark Connect": {"connect": True},
     "kills": {"kills": 10},
 }

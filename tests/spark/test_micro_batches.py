@@ -21,6 +21,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 import orderedmq
+from ordered_source.older_spark import PASSES_START
 from orderedmq.broker import Broker
 from orderedmq.errors import OrderedMQError
 from tests.micro_batches import Checkpoint, MicroBatchLoop
@@ -125,6 +126,9 @@ def scenario(place: Place, broker: Broker, path: str) -> None:
     run(onKeyConflict="ignore")
     fill(b"g", b"h", b"i")
     run(available_now=True)
+    if not PASSES_START:
+        # In Spark 4.0 and 4.1, the first run had one micro-batch.
+        run(available_now=True)
     # A task fails. Only one queue has messages, so that the batch has one task, because Spark runs several at the same time.
     broker.log.append({first: pa.record_batch({"body": pa.array([BAD], pa.binary()), "sharding_key": ["k"]})})
     run(available_now=True, fails=True)
