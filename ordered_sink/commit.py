@@ -23,7 +23,7 @@ from orderedmq.broker import Broker, Published
 from orderedmq.concise import concise_calls
 from orderedmq.conditions import MessageCondition, SinkCondition, StoreCondition
 from orderedmq.connections import reach
-from orderedmq.errors import MessageError, OrderedMQError, RocketMQError, SinkError, StoreError
+from orderedmq.errors import MessageError, OrderedMQError, SinkError, StoreError
 from orderedmq.model import DEFAULT_COMPRESSION, MessageQueue
 from orderedmq.options.sink import NO_KEY, SinkOptions
 from orderedmq.routing.selector import selector
@@ -74,15 +74,7 @@ class _Planned:
     def _connect(self) -> None:
         """Connect to the broker, and call `_prepare`."""
         with reach(self.options.endpoint) as broker:
-            try:
-                self._prepare(broker)
-            except RocketMQError as error:
-                # A Proxy that checks accounts refuses even the request for routes and names only one right, so report all missing rights
-                # here.
-                if error.denied and self.options.topic is not None:
-                    identified = self.streaming or self.options.txn_app_id is not None
-                    broker.outbox.require_rights(self.options.topic, self.options.sink_group, identified=identified)
-                raise
+            self._prepare(broker)
 
     def _prepare(self, broker: Broker) -> None:
         """Check the broker's abilities, create the topic if it is missing and the options allow that, and choose its queues."""

@@ -13,7 +13,7 @@ from orderedmq.broker import Broker, Log, QueueBounds, TopicInfo
 from orderedmq.concise import concise
 from orderedmq.conditions import OffsetCondition, OptionCondition, TopicCondition
 from orderedmq.connections import reach
-from orderedmq.errors import OffsetError, OptionError, RocketMQError, TopicError
+from orderedmq.errors import OffsetError, OptionError, TopicError
 from orderedmq.model import RESERVED_PREFIXES, RETRY_PREFIX, MessageQueue
 from orderedmq.options.offsets_json import EARLIEST, LATEST
 from orderedmq.options.source import EndingOffsets, SourceOptions, StartingOffsets
@@ -39,13 +39,7 @@ def check(broker: Broker, options: SourceOptions) -> None:
     Raises TopicError MISSING, RocketMQError NO_PERMISSION, OptionError for a filter that a broker cannot apply, GroupError
     BAD_NAME for a group whose parking lots cannot be named.
     """
-    try:
-        found = topics(broker, options)
-    except RocketMQError as error:
-        # Brokers give routes to every account. A Proxy that checks accounts does not, and its error names only one of the missing rights.
-        if error.denied and options.topics:
-            _require_rights(broker, options, sorted(options.topics))
-        raise
+    found = topics(broker, options)
     if not any(_names(options, topic.name) for topic in found):
         raise TopicError(
             TopicCondition.MISSING, f"no topic matches topicPattern {options.topic_pattern!r} yet. Create one first"

@@ -243,7 +243,7 @@ class Log(Protocol):
         """Check that the brokers support the filter. Raises OptionError UNSUPPORTED, or INVALID if the SQL does not parse."""
 
     def require_rights(self, topics: Sequence[str], group: str | None) -> None:
-        """Check that the account may read the topics as the group. Raises RocketMQError NO_PERMISSION, which lists all missing rights."""
+        """Check that the account may read the topics as the group. Raises RocketMQError NO_PERMISSION, which names a missing right."""
 
     def append(
         self,
@@ -415,9 +415,6 @@ class Outbox(Protocol):
 
     def require_delays(self, columns: Sequence[str], topic: str | None) -> None:
         """Raise OptionError UNSUPPORTED if the topic's brokers do not support the delays that these columns (`rows.delays`) define."""
-
-    def require_rights(self, topic: str, group: str | None, *, identified: bool) -> None:
-        """Check that the account may write to the topic, like `Log.require_rights`. ``identified``: batches have a `SinkBatch.sink_id`."""
 
     def open(self, batch: SinkBatch, partition: int) -> Staging:
         """Return a staging area for one attempt of one task."""

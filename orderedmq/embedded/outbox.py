@@ -49,9 +49,6 @@ class EmbeddedOutbox:
             OptionCondition.UNSUPPORTED, f"column {columns[0]!r} is not supported: the embedded broker delays no message"
         )
 
-    def require_rights(self, topic: str, group: str | None, *, identified: bool) -> None:
-        """Do nothing: a user who may open the store's files has all rights."""
-
     def open(self, batch: SinkBatch, partition: int) -> EmbeddedStaging:
         return EmbeddedStaging(self._store, self._clock, batch, partition)
 

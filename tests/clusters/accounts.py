@@ -77,14 +77,6 @@ class Right(NamedTuple):
     def is_of_topic(self) -> bool:
         return self.resource.lower().startswith("topic")
 
-    @property
-    def among(self) -> str:
-        """Return a regular expression for this right in an error that names several actions of its resource."""
-        if " " in self.resource or ":" not in self.resource:
-            return self.pattern.replace("=", r"=(\w+\|)?")
-        name = re.escape(self.resource).replace(r"\*", r"\S+")
-        return rf"{name} [\w,]*\b{self.action}\b"
-
 
 def rights(version: str, *rows: str, **names: str) -> list[Right]:
     """Return the rights in the table rows that begin with ``rows``. ``names`` maps the table's names to the names to use."""

@@ -22,7 +22,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
-from ordered_sink.commit import BatchWriter, StreamWriter
+from ordered_sink.commit import BatchWriter
 from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus, OrderPerQueue, consume_orderly
 from orderedmq.endpoint import Credentials
 from orderedmq.errors import RocketMQError
@@ -165,7 +165,7 @@ def test_rights_in_a_namespace_are_named_as_servers_know_them(guarded: Cluster, 
     reader = accounts.make(rights(guarded.version, "source of"))
     with RocketMQBroker(guarded.address, credentials=reader, namespace="acme") as broker:
         until(lambda: ask_route(guarded, "acme%spaced"), "the nameserver knows the topic")
-        with pytest.raises(RocketMQError, match=r"lacks.*acme%spaced.*a source needs"):
+        with pytest.raises(RocketMQError, match="lacks .*acme%"):
             broker.log.require_rights(["spaced"], "billing")
 
 
@@ -515,69 +515,7 @@ def test_traces_need_a_right_on_their_topic_and_without_it_a_warning_names_it(
         assert broker._traced["traces"].dispatcher.dropped == (0 if allowed else 1)
     [told] = [record.getMessage() for record in caplog.records if "trace" in record.getMessage()]
     assert told.startswith("the traces of 1 messages were not written to topic traces: ")
-    assert re.search(
-        r"lacks Topic:traces Pub\. In all, a writer of message traces needs Topic:traces Pub\. Grant it with mqadmin", told
-    )
-
-
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("who", ["source", "sink with sinkGroup", "sink"])
-def test_an_error_names_all_rights_that_are_missing(guarded: Cluster, accounts: Accounts, who: str) -> None:
-    role = ROLES[who]
-    every = rights(guarded.version, *role.rows)
-    # Give no rights, then all rights on topics, then all rights on groups.
-    for given in ([], [right for right in every if right.is_of_topic], [right for right in every if not right.is_of_topic]):
-
-        def act(given: Sequence[Right] = given) -> tuple[Credentials, str | None]:
-            account = accounts.make(given)
-            return account, refusal(lambda: role.act(guarded, account, role.name))
-
-        said = remembered(act)[1]
-        assert said is not None
-        lacking, _, needed = said.partition(" lacks ")[2].partition(" needs ")
-        for right in every:
-            assert bool(re.search(right.among, lacking)) is (right not in given), (right, said)
-            assert re.search(right.among, needed), (right, said)
-
-
-def planned_sink(place: Place, account: Credentials, group: str | None) -> str:
-    """Plan a query and then let it write. Return its id."""
-    options = {"namesrvAddr": place.address, "accessKey": account.access_key, "secretKey": account.secret_key}
-    named = {"sinkGroup": group} if group is not None else {}
-    columns = StructType().add("body", "string").add("sharding_key", "string")
-    StreamWriter({**options, **named, "topic": "invoices"}, columns, False)
-    return roles.sink(place, account, "invoices", group)
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    ("rows", "act"),
-    [
-        (("source of", *_SOURCE_AT_PROXY), lambda place, account: roles.source(place, account, consumerGroup="billing")),
-        (
-            ("sink to `invoices`, `sinkGroup", _AT_PROXY),
-            lambda place, account: planned_sink(place, account, "billing-out"),
-        ),
-        (("sink to `invoices`, without", _AT_PROXY), lambda place, account: planned_sink(place, account, None)),
-    ],
-    ids=["source", "sink with sinkGroup", "sink"],
-)
-def test_an_error_names_all_rights_that_are_missing_at_a_proxy_that_checks_accounts(
-    guarded: Cluster, proxied: Through, accounts: Accounts, rows: tuple[str, ...], act: Callable[[Place, Credentials], object]
-) -> None:
-    every = rights(guarded.version, *rows)
-    resources = list(dict.fromkeys(right.resource for right in every))
-    assert "Topic:SELF_TEST_TOPIC" in resources
-    # Give no rights, then all rights on one resource, then all rights except those on one resource.
-    for given in [set[str](), *({one} for one in resources), *({*resources} - {one} for one in resources)]:
-        account = accounts.make([right for right in every if right.resource in given])
-        said = refusal(lambda: act(proxied, account))  # noqa: B023 (called at once)
-        assert said is not None
-        lacking = said.partition(" lacks ")[2].partition(" needs ")[0]
-        for right in every:
-            assert bool(re.search(right.among, lacking)) is (right.resource not in given), (right, given, said)
-    assert refusal(lambda: act(proxied, accounts.make(every))) is None
+    assert "lacks Topic:traces Pub" in told
 
 
 def left_behind(cluster: Cluster) -> tuple[set[str], dict[str, int]]:
@@ -617,7 +555,7 @@ def test_a_source_or_listener_that_may_not_do_all_leaves_nothing_behind(guarded:
             roles.source(guarded, account, consumerGroup="billing-none")
     assert left_behind(guarded) == before
     # No message was parked yet, and the lots do not exist.
-    with pytest.raises(RocketMQError, match=r"lacks .*%PARKED%billing-none%orders.*\. In all, a source needs"):
+    with pytest.raises(RocketMQError, match="lacks .*%PARKED%billing-none%orders"):
         roles.source(guarded, accounts.make(every), consumerGroup="billing-none", parkingLot="true")
     assert left_behind(guarded) == before
     with_lots = rights(guarded.version, "source of", "source with `parkingLot", billing="billing-none")
@@ -629,9 +567,7 @@ def test_a_source_or_listener_that_may_not_do_all_leaves_nothing_behind(guarded:
         roles.put_aside(guarded, accounts.make(every), "billing-none")
     assert left_behind(guarded) == before
     # It may not park a message either.
-    with pytest.raises(
-        RocketMQError, match=r"lacks .*%PARKED%billing-none%orders.*\. In all, a listener with order per key needs"
-    ):
+    with pytest.raises(RocketMQError, match="lacks .*%PARKED%billing-none%orders"):
         roles.park(guarded, accounts.make(every), "billing-none")
     assert left_behind(guarded) == before
 
@@ -700,7 +636,7 @@ def test_a_group_whose_deletion_is_refused_keeps_what_is_parked(guarded: Cluster
 def test_queries_of_an_account_that_may_do_what_they_need(
     guarded: Cluster, accounts: Accounts, spark: SparkSession, tmp_path: Path
 ) -> None:
-    """A query from source to sink, and a listener that writes a dead letter. Their errors name all missing rights."""
+    """A query from source to sink, and a listener that writes a dead letter."""
     every = rights(guarded.version, "source of", "`consume_orderly`", "sink to `invoices`, `sinkGroup")
 
     def options(account: Credentials) -> dict[str, str]:
@@ -719,9 +655,7 @@ def test_queries_of_an_account_that_may_do_what_they_need(
             writer.trigger(availableNow=True).start().awaitTermination()
 
         poor = accounts.make([right for right in every if right.action not in ("Get", "PUB") and "out" not in right.resource])
-        with pytest.raises(
-            StreamingQueryException, match=r"account '\S+' lacks .*invoices.*billing-out.*\. In all, a sink needs"
-        ):
+        with pytest.raises(StreamingQueryException, match="lacks .*(invoices|billing-out)"):
             copy(options(poor))
         copy(account)
         assert broker.log.bounds([target])[target].max_offset > before

@@ -250,7 +250,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
 
 def held(cluster: FakeCluster, start: Start | None = None, patience: float = 90.0) -> DelayedRows:
     made: Any = cluster
-    return DelayedRows(made, 7, 0, LockTiming(patience=patience), lambda _: start, lambda error, _: error)
+    return DelayedRows(made, 7, 0, LockTiming(patience=patience), lambda _: start)
 
 
 def test_rows_are_held_to_the_end_and_sent_alone_with_their_delay(cluster: FakeCluster) -> None:

@@ -1,4 +1,4 @@
-"""What a broker's refusal says about an account's missing rights, and how the rights are written."""
+"""What a broker's refusal says about an account's missing rights, and how to grant them."""
 
 from __future__ import annotations
 
@@ -41,28 +41,6 @@ FIRST = (
 )
 def test_what_a_refusal_names(code: RequestCode, said: str, found: MissingRight | None) -> None:
     assert rights.refusal(code, said) == found
-
-
-def test_rights_are_spelled_as_the_brokers_tools_take_them() -> None:
-    wanted = rights.of_sink("invoices", "billing-out")
-    assert rights.spell(wanted, 2) == "Topic:invoices Pub,Sub,Get; Group:billing-out Sub"
-    few = [right for right in wanted if right.action != "Pub"]
-    assert rights.spell(few[1:], 2) == "Topic:invoices Get; Group:billing-out Sub"
-    assert rights.spell(wanted, 1) == "topicPerms invoices=PUB|SUB; groupPerms billing-out=SUB"
-    assert rights.spell(rights.of_source(["a", "b"], None), 2) == "Topic:a Sub,Get; Topic:b Sub,Get; Group:TOOLS_CONSUMER Sub"
-    assert rights.spell(rights.of_dead_letters("g"), 1) == "topicPerms %DLQ%g=SUB; groupPerms g=SUB"
-    assert rights.spell(rights.of_parking("g", "t"), 2) == "Topic:%PARKED%g%t Pub,Sub,Get; Group:g Sub"
-    assert rights.spell(rights.of_message_trace("RMQ_SYS_TRACE_TOPIC"), 2) == "Topic:RMQ_SYS_TRACE_TOPIC Pub"
-    assert rights.spell(rights.of_message_trace("my-traces"), 1) == "topicPerms my-traces=PUB"
-
-
-def test_what_to_type_keeps_what_the_account_has() -> None:
-    """The command must repeat existing rights, because mqadmin's updateAcl replaces the actions of a resource."""
-    wanted = [right for right in rights.of_sink("invoices", "out") if right.kind == "Topic"]
-    assert rights.grant(2, "me", wanted) == (
-        "Grant it with mqadmin updateAcl -c CLUSTER -s User:me -r Topic:invoices -a Pub,Sub,Get -d Allow"
-    )
-    assert rights.grant(1, "me", wanted) == "Add that to the account in the brokers' plain_acl.yml"
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,7 @@ class DeadLetterTopic:
         if not rows.num_rows:
             return 0
         # Check the rights before the first letter is sent, because an account that may write but not read could not find it again.
-        access.require(self._client, rights.of_dead_letters(group), rights.LISTENER)
+        access.require(self._client, rights.of_dead_letters(group))
         new = _Letters(self, group, queue, letters, rows, offsets)
         port = BrokerPort(self._client, queue, _TIMING, request=new.request, target=new.target, require_lock=require_lock)
         Appender(port, new).run()

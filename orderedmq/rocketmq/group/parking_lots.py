@@ -109,7 +109,7 @@ class ParkingLots:
         if not puts:
             return []
         # Check the rights first, because messages that are parked without them could not be found again.
-        access.require(self._client, rights.of_parking(group, queue.topic), rights.PARKING)
+        access.require(self._client, rights.of_parking(group, queue.topic))
         with self._locks[lot]:
             settled = self._offsets.read(group, [queue, lot])
             answers = [put.at >= settled.get(put.source, 0) for put in puts]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import pyarrow as pa
@@ -54,10 +54,6 @@ class DelayedSend(NamedTuple):
     body: SendBody
 
 
-#: Takes an error and its queue, and returns the error to raise, which names the missing rights if the account lacks some.
-Explain = Callable[[BaseException, MessageQueue], BaseException]
-
-
 def limits_of(client: Client, queue: MessageQueue, seconds: float = ASK_TIMEOUT) -> DelayLimits:
     """Return which delays the queue's broker accepts. The version decides if the settings cannot be read (no right, or a Proxy)."""
     deadline = Deadline.after(seconds)
@@ -95,7 +91,6 @@ class DelayedSender:
         group: str = PRODUCER_GROUP,
         patience: float = _PATIENCE,
         send_timeout: float = _SEND_TIMEOUT,
-        explain: Explain = lambda error, _: error,
     ) -> None:
         """``whose``: the rows' origin for error messages, such as " (partition 0)". ``group``: the requests' producer group."""
         self._client = client
@@ -103,7 +98,6 @@ class DelayedSender:
         self._group = group
         self._patience = patience
         self._send_timeout = send_timeout
-        self._explain = explain
         #: The delays that a broker accepts, by topic and broker.
         self._limits: dict[tuple[str, str], DelayLimits] = {}
         self._keys = FreshKeys()
@@ -205,7 +199,7 @@ class DelayedSender:
 
     def _refusal(self, one: DelayedSend, error: RocketMQError) -> BaseException:
         if error.denied:
-            return self._explain(error, one.queue)
+            return error
         return RocketMQError(
             error.sub,
             f"row {one.row} of {self._where(one.queue)} is refused by the broker: {error.message}. Its delay may be too long "

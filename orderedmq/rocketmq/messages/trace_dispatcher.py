@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 
 from orderedmq.conditions import OptionCondition
-from orderedmq.errors import OptionError, OrderedMQError, RocketMQError, TopicError
+from orderedmq.errors import OptionError, OrderedMQError, TopicError
 from orderedmq.forks import BeginAnew
 from orderedmq.model import MessageQueue, missing_topic
 from orderedmq.rocketmq.append.broker_port import send_request
@@ -27,10 +27,8 @@ from orderedmq.rocketmq.append.fresh_keys import FreshKeys
 from orderedmq.rocketmq.codec import message_trace
 from orderedmq.rocketmq.codec.encode import SendBody, encode
 from orderedmq.rocketmq.codec.message_trace import Sent, Trace
-from orderedmq.rocketmq.net import access
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.deadline import REQUEST_TIMEOUT, Deadline
-from orderedmq.rocketmq.wire import rights
 from orderedmq.rocketmq.wire.message_requests import SendResult, SendStatus
 from orderedmq.rows.message_rows import normalise
 from orderedmq.rows.message_trace import TRACE_TOPIC, TracedCall, region_of
@@ -202,10 +200,7 @@ class TraceDispatcher:
     # --- dropped traces
 
     def _failed(self, messages: int, error: Exception) -> None:
-        explained: BaseException = error
-        if isinstance(error, RocketMQError):
-            explained = access.explain(self._client, error, rights.of_message_trace(self.topic), rights.MESSAGE_TRACE)
-        self._drop(messages, str(explained))
+        self._drop(messages, str(error))
 
     def _drop(self, messages: int, why: str, *, at_once: bool = False) -> None:
         """Count dropped traces, and log a warning: immediately with ``at_once``, else at most every 60 s."""

@@ -470,7 +470,7 @@ class RocketMQQueue(BrokerPort):
 
     def require_rights(self) -> None:
         """Check the account's rights. Raises RocketMQError NO_PERMISSION if it lacks one that a sink needs."""
-        access.require(self._client, rights.of_sink(self.queue.topic, self._group), rights.SINK)
+        access.require(self._client, rights.of_sink(self.queue.topic, self._group))
 
     def read(self, begin: int, end: int) -> Iterator[pa.RecordBatch]:
         ahead, self._ahead = self._ahead, None

@@ -18,7 +18,7 @@ import pyarrow as pa
 from orderedmq.errors import OptionError, RocketMQError, RocketMQUnavailableError, TopicError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.append.message_type import require_delayable
-from orderedmq.rocketmq.messages.delayed import ASK_TIMEOUT, DelayedSend, DelayedSender, Explain, limits, limits_of
+from orderedmq.rocketmq.messages.delayed import ASK_TIMEOUT, DelayedSend, DelayedSender, limits, limits_of
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.deadline import Deadline
 from orderedmq.rocketmq.sink.broker_queue import SINK_PRODUCER_GROUP, LockTiming
@@ -72,7 +72,7 @@ def require(client: Client, columns: Sequence[str], topic: str | None) -> None:
 class DelayedRows:
     """The delayed rows of one attempt of one task. Used by one thread."""
 
-    def __init__(self, client: Client, batch: int, partition: int, timing: LockTiming, enter: Enter, explain: Explain) -> None:
+    def __init__(self, client: Client, batch: int, partition: int, timing: LockTiming, enter: Enter) -> None:
         self._client = client
         self._patience = timing.patience
         self._batch = batch
@@ -83,7 +83,6 @@ class DelayedRows:
             group=SINK_PRODUCER_GROUP,
             patience=timing.patience,
             send_timeout=timing.send_timeout,
-            explain=explain,
         )
         self._held: dict[MessageQueue, list[pa.RecordBatch]] = {}
         self._bytes = 0

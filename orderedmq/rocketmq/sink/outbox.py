@@ -28,9 +28,8 @@ from orderedmq.ownership.micro_batch import SourceRun
 from orderedmq.ownership.sink_batches import require_same
 from orderedmq.rocketmq.group import lock_rules
 from orderedmq.rocketmq.messages.log import RocketMQLog
-from orderedmq.rocketmq.net import access
 from orderedmq.rocketmq.net.client import Client
-from orderedmq.rocketmq.net.deadline import REQUEST_TIMEOUT, Deadline
+from orderedmq.rocketmq.net.deadline import Deadline
 from orderedmq.rocketmq.sink import delayed_rows
 from orderedmq.rocketmq.sink.bookmarks import TIMEOUT, Bookmarks
 from orderedmq.rocketmq.sink.broker_queue import LockTiming, RocketMQQueue
@@ -45,9 +44,8 @@ from orderedmq.rocketmq.sink.commit_report import (
     ranges,
 )
 from orderedmq.rocketmq.sink.contested import settle
-from orderedmq.rocketmq.sink.message_stamp import GROUP_PREFIX, Writer, sink_name
+from orderedmq.rocketmq.sink.message_stamp import Writer, sink_name
 from orderedmq.rocketmq.sink.staging import RocketMQStaging
-from orderedmq.rocketmq.wire import rights
 
 P = TypeVar("P")
 T = TypeVar("T")
@@ -80,13 +78,6 @@ class RocketMQOutbox:
 
     def register(self, run: SourceRun, queue: MessageQueue, offsets: OffsetRange, token: LockToken | None) -> None:
         """Do nothing: a RocketMQ broker cannot bind a publish to a source's lock."""
-
-    def require_rights(self, topic: str, group: str | None, *, identified: bool) -> None:
-        """See `Outbox.require_rights`. If ``group`` is None, check the rights on all groups that this package derives from sinks."""
-        if not access.refuses_routes(self._client, Deadline.after(REQUEST_TIMEOUT)):
-            return
-        wanted = rights.of_sink(topic, group or f"{GROUP_PREFIX}*") if identified else rights.of_write(topic)
-        access.require(self._client, wanted, rights.SINK)
 
     def open(self, batch: SinkBatch, partition: int) -> RocketMQStaging:
         """See `Outbox.open`. Raises GroupError BAD_NAME if the user named a group with an invalid name."""

@@ -13,12 +13,11 @@ from typing import Final
 import pyarrow as pa
 
 from orderedmq.broker import Receipt, SinkBatch
-from orderedmq.errors import OrderedMQError, TopicError
+from orderedmq.errors import TopicError
 from orderedmq.model import MessageQueue, check_topic
 from orderedmq.rocketmq.append.message_type import packing_for
 from orderedmq.rocketmq.append.once import AppendWait
 from orderedmq.rocketmq.messages.log import RocketMQLog
-from orderedmq.rocketmq.net import access
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.deadline import Deadline
 from orderedmq.rocketmq.sink.agreement import Agreement
@@ -26,10 +25,9 @@ from orderedmq.rocketmq.sink.bookmarks import Bookmarks
 from orderedmq.rocketmq.sink.broker_queue import LockTiming, RocketMQQueue, abandoned
 from orderedmq.rocketmq.sink.commit_report import Token
 from orderedmq.rocketmq.sink.delayed_rows import DelayedRows
-from orderedmq.rocketmq.sink.message_stamp import Writer, bookmark_group, run_name, sink_name
+from orderedmq.rocketmq.sink.message_stamp import Writer, run_name, sink_name
 from orderedmq.rocketmq.sink.queue_writer import QueueWriter, Start
 from orderedmq.rocketmq.sink.topic_brokers import TIMEOUT, RocketMQTopicBrokers
-from orderedmq.rocketmq.wire import rights
 from orderedmq.rocketmq.wire.queue_state import RouteState, state_of
 from orderedmq.rows import delays
 from orderedmq.rows.message_rows import normalise
@@ -90,7 +88,7 @@ class RocketMQStaging:
         self._backlogs: dict[MessageQueue, _Backlog] = {}
         #: By topic, on the queues of the batch.
         self._agreements: dict[str, Agreement] = {}
-        self._delayed = DelayedRows(client, batch.batch_id, partition, timing, self._enter, self._explain)
+        self._delayed = DelayedRows(client, batch.batch_id, partition, timing, self._enter)
         self._pool: ThreadPoolExecutor | None = None
         self._stop = threading.Event()
         # Guards the fields below and the backlogs' contents.
@@ -110,10 +108,7 @@ class RocketMQStaging:
         bookmarks = Bookmarks(self._client, self._writer.sink, topic, self._writer.group, timeout=TIMEOUT)
         brokers = RocketMQTopicBrokers(self._log, bookmarks, topic, self._broker_queue, self._stop)
         agreement = Agreement(brokers, self._writer.batch, self._timing.patience)
-        try:
-            queues = agreement.reach(proposed)
-        except OrderedMQError as error:
-            raise self._explain(error, proposed[0]) from error
+        queues = agreement.reach(proposed)
         self._agreements[topic] = agreement
         return list(queues)
 
@@ -290,17 +285,9 @@ class RocketMQStaging:
                 self._changed.notify_all()
 
     def _fail(self, error: BaseException, *backlogs: _Backlog) -> None:
-        explained = self._explain(error, backlogs[0].queue)
         with self._changed:
-            self._error = self._error or explained
+            self._error = self._error or error
             self._end(*backlogs)
-
-    def _explain(self, error: BaseException, queue: MessageQueue) -> BaseException:
-        """Return the error, or one that names all missing rights if the account lacks some."""
-        if self._writer is None:
-            return error
-        group = bookmark_group(self._writer.sink, queue.topic, self._writer.group)
-        return access.explain(self._client, error, rights.of_sink(queue.topic, group), rights.SINK)
 
     def _next(self, backlog: _Backlog) -> list[pa.RecordBatch] | None:
         """Return the waiting rows. If there are none, or after an error, record that no thread works on the backlog, and return None."""

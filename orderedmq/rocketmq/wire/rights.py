@@ -8,14 +8,12 @@ actions for a request, an account needs only one of these.
 
 from __future__ import annotations
 
-import contextlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, Literal, NamedTuple
 
-from orderedmq.errors import GroupError
 from orderedmq.model import DEAD_LETTER_PREFIX, RETRY_PREFIX
-from orderedmq.parking.rules import origin, parked_topic
+from orderedmq.parking.rules import parked_topic
 from orderedmq.rocketmq.wire.codes import RequestCode
 
 Kind = Literal["Topic", "Group", "Cluster"]
@@ -24,7 +22,6 @@ Action = Literal["Pub", "Sub", "Create", "Update", "Delete", "Get", "List"]
 #: The group for pulls without a group. Every broker has it from the start (MixAll.TOOLS_CONSUMER_GROUP).
 TOOLS_GROUP: Final = "TOOLS_CONSUMER"
 
-_ORDER: Final[tuple[Action, ...]] = ("Pub", "Sub", "Create", "Update", "Delete", "Get", "List")
 _ACL_2: Final = re.compile(
     r"User:(?P<account>\S+) has no permission to access (?P<kind>Topic|Group|Cluster):(?P<name>\S+) from "
 )
@@ -118,22 +115,10 @@ def is_refusal(remark: str) -> bool:
     return _BY_PROXY.match(remark) is not None
 
 
-def spell(rights: Iterable[Right], acl: int) -> str:
-    """Return rights in the notation of mqadmin (``Topic:orders Pub,Sub``) or plain_acl.yml (ACL 1.0: ``topicPerms orders=PUB|SUB``)."""
-    out = []
-    for (kind, name), actions in _by_resource(rights).items():
-        if acl == 2:
-            out.append(f"{kind}:{name} {','.join(actions)}")
-        elif known := [action.upper() for action in actions if action in ("Pub", "Sub")]:
-            out.append(f"{kind.lower()}Perms {name}={'|'.join(known)}")
-    return "; ".join(out)
-
-
-def _by_resource(rights: Iterable[Right]) -> dict[tuple[Kind, str], list[Action]]:
-    found: dict[tuple[Kind, str], list[Action]] = {}
-    for right in rights:
-        found.setdefault((right.kind, right.name), []).append(right.action)
-    return {resource: sorted(actions, key=_ORDER.index) for resource, actions in found.items()}
+def _spell(right: Right, acl: int) -> str:
+    """Return a right in the notation of mqadmin (``Topic:orders Pub``) or plain_acl.yml (ACL 1.0: ``topicPerms orders=PUB``)."""
+    kind, name, action = right
+    return f"{kind}:{name} {action}" if acl == 2 else f"{kind.lower()}Perms {name}={action.upper()}"
 
 
 def explain(refused: MissingRight) -> str:
@@ -141,39 +126,22 @@ def explain(refused: MissingRight) -> str:
     if refused.right is None:
         return "The account lacks admin: true, which ACL 1.0 requires for this. Use an administrator's account"
     instead = f" (or {refused.instead})" if refused.instead is not None else ""
-    lacks = f"The account lacks {spell([refused.right], refused.acl)}{instead}. {grant(refused.acl, refused.account, [refused.right])}"
-    return lacks if refused.acl == 1 else f"{lacks}. Add to -a the actions that the account already has on this resource"
+    lacks = f"The account lacks {_spell(refused.right, refused.acl)}{instead}"
+    if refused.acl == 1:
+        return f"{lacks}. Add that to the account in the brokers' plain_acl.yml"
+    kind, name, action = refused.right
+    return (
+        f"{lacks}. Grant it with mqadmin updateAcl -c CLUSTER -s User:{refused.account or 'ACCOUNT'} -r {kind}:{name} -a {action} -d Allow. "
+        "Add to -a the actions that the account already has on this resource"
+    )
 
 
-def grant(acl: int, account: str | None, rights: Iterable[Right]) -> str:
-    """Return the instruction that grants the account these rights. With ACL 2.0, they replace its rights on the same topics and groups."""
-    if acl == 1:
-        return "Add that to the account in the brokers' plain_acl.yml"
-    commands = [
-        f"mqadmin updateAcl -c CLUSTER -s User:{account or 'ACCOUNT'} -r {kind}:{name} -a {','.join(actions)} -d Allow"
-        for (kind, name), actions in _by_resource(rights).items()
-    ]
-    return f"Grant it with {'; '.join(commands)}"
-
-
-# --- roles
-
-#: Who needs the rights, for errors.
-SINK: Final = "a sink"
-SOURCE: Final = "a source"
-LISTENER: Final = "a listener that writes dead letters"
-PARKING: Final = "a listener with order per key"
-MESSAGE_TRACE: Final = "a writer of message traces"
+# --- rights that are checked before anything is changed
 
 
 def of_sink(topic: str, group: str) -> list[Right]:
     """Return the rights that a query needs to write to a topic and to keep its bookmarks in a group."""
     return [Right("Topic", topic, "Pub"), *of_source([topic], group)]
-
-
-def of_write(topic: str) -> list[Right]:
-    """Return the rights that a batch write without an identity needs. Such a write keeps no bookmarks."""
-    return [Right("Topic", topic, action) for action in _WRITE]
 
 
 def of_source(topics: Sequence[str], group: str | None) -> list[Right]:
@@ -185,18 +153,6 @@ def of_source(topics: Sequence[str], group: str | None) -> list[Right]:
     rights = [Right("Topic", topic, action) for topic in own for action in _READ]
     actions: Sequence[Action] = _READ if len(own) < len(topics) else ("Sub",)
     return [*rights, *(Right("Group", group or TOOLS_GROUP, action) for action in actions)]
-
-
-def of_source_at_proxy(topics: Sequence[str], group: str | None) -> list[Right]:
-    """Return the rights that a source also needs at a Proxy that checks accounts, in order to find out whether messages are parked."""
-    if group is None:
-        return []
-    lots: list[str] = []
-    for topic in topics:
-        # If the name is too long, the lot cannot exist.
-        with contextlib.suppress(GroupError):
-            lots += [parked_topic(group, topic)] if origin(topic) is None else []
-    return [Right("Topic", lot, "Get") for lot in lots if lot not in topics]
 
 
 def of_dead_letters(group: str) -> list[Right]:
@@ -213,10 +169,4 @@ def of_parking(group: str, topic: str) -> list[Right]:
     return [Right("Topic", lots, "Pub"), *of_source([lots], group)]
 
 
-def of_message_trace(topic: str) -> list[Right]:
-    """Return the rights that message traces need in addition to those of a sink or a listener. Without them, traces are dropped."""
-    return [Right("Topic", topic, "Pub")]
-
-
 _READ: Final[tuple[Action, ...]] = ("Sub", "Get")
-_WRITE: Final[tuple[Action, ...]] = ("Pub", "Get")
