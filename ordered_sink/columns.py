@@ -16,15 +16,14 @@ from pyspark.sql.types import (
     NullType,
     StringType,
     StructType,
-    TimestampType,
 )
 
-from orderedmq.conditions import OptionCondition, SchemaCondition
-from orderedmq.errors import OptionError, SchemaError
+from orderedmq.conditions import SchemaCondition
+from orderedmq.errors import SchemaError
 from orderedmq.model import MESSAGE_SCHEMA, PRODUCER_COLUMNS
 from orderedmq.options.sink import NO_KEY, SinkOptions, SortColumn
 from orderedmq.routing.sharding_key import GivenKeyType, KeyType
-from orderedmq.rows.delays import DELAY_COLUMNS, LEVEL, delays_nothing
+from orderedmq.rows.message_rows import refuse_delays
 
 #: Columns that a source returns and only a broker can set. The sink accepts and ignores them.
 BROKER_COLUMNS: Final = tuple(name for name in MESSAGE_SCHEMA.names if name not in (*PRODUCER_COLUMNS, "topic", "queue_id"))
@@ -35,17 +34,16 @@ _TEXT: Final = ("tags", "keys", "topic")
 class Plan:
     """The input columns by their role. ``key`` None: rows have no sharding key. ``topic`` None: the option topic names the topic.
 
-    ``key_type``: how keys are hashed. ``delays``: the columns that delay rows (`rows.delays`).
+    ``key_type``: how keys are hashed.
     """
 
     key: str | None
     topic: str | None
     key_type: KeyType = "text"
-    delays: tuple[str, ...] = ()
 
 
 def plan_columns(schema: StructType, options: SinkOptions) -> Plan:
-    """Return the columns by role. Raises SchemaError MISSING_COLUMN, UNKNOWN_COLUMN or WRONG_TYPE; the OptionErrors of `_delays`."""
+    """Return the columns by role. Raises SchemaError MISSING_COLUMN, UNKNOWN_COLUMN or WRONG_TYPE."""
     names = set(schema.names)
     if "body" not in names:
         raise SchemaError(
@@ -79,40 +77,17 @@ def plan_columns(schema: StructType, options: SinkOptions) -> Plan:
                 "messageQueueSelector=queueId needs a column 'queue_id' (int)",
             )
         _require(schema, "queue_id", (IntegralType,))
-    delays = _delays(schema, options, key)
-    known = {*PRODUCER_COLUMNS, *delays, "topic", "queue_id", *BROKER_COLUMNS, *([key] if key else [])}
+    known = {*PRODUCER_COLUMNS, "topic", "queue_id", *BROKER_COLUMNS, *([key] if key else [])}
     order = {column.name for column in options.order_by}
     check_order(schema, options.order_by, "option orderBy")
     for name in schema.names:
         if name not in known | order:
+            refuse_delays([name], "the sink")
             raise SchemaError(
                 SchemaCondition.UNKNOWN_COLUMN,
                 f"column {name!r} is not part of a message. Drop it, put it into body or properties, or name it in shardingKey or orderBy",
             )
-    return Plan(key, "topic" if options.topic is None else None, kind, delays)
-
-
-def _delays(schema: StructType, options: SinkOptions, key: str | None) -> tuple[str, ...]:
-    """Return the columns that delay rows. Raises OptionError UNSUPPORTED or CONFLICT, SchemaError WRONG_TYPE."""
-    order = {column.name for column in options.order_by}
-    found = tuple(name for name in DELAY_COLUMNS if name in schema.names)
-    if not options.endpoint.capabilities.delays:
-        # A column of this name is allowed if it only orders the rows.
-        for name in found:
-            if name not in order:
-                raise delays_nothing(f"column {name!r}")
-        return ()
-    for name in found:
-        _require(schema, name, (IntegralType,) if name == LEVEL else (TimestampType,))
-    if found and options.delayed_rows == "error" and (key is not None or order):
-        what = f"the sharding key {key!r}" if key is not None else "orderBy"
-        raise OptionError(
-            OptionCondition.CONFLICT,
-            f"column {found[0]!r} delays rows, and {what} orders them, but a delayed message is delivered when it is due, whatever was sent "
-            f"before or after it, and may be delivered twice. Set delayedRows=unordered to accept this (rows where the column is null keep "
-            f"their order), or set shardingKey={NO_KEY}, without orderBy",
-        )
-    return found
+    return Plan(key, "topic" if options.topic is None else None, kind)
 
 
 def _key(schema: StructType, options: SinkOptions) -> str | None:

@@ -9,10 +9,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
@@ -33,7 +32,6 @@ from orderedmq.ownership.sink_batches import sink_of
 from orderedmq.routing.key_hash import HashedKeys, key_hash64
 from orderedmq.routing.selector import selector
 from orderedmq.routing.sharding_key import hashed_keys
-from orderedmq.rows.delays import DELAY_COLUMNS, delays
 from orderedmq.rows.message_rows import normalise, several_tags
 from orderedmq.schema import concat_batches
 from orderedmq.text import valid
@@ -176,7 +174,6 @@ class _Task:
         where = f"partition {self._partition}"
         odd: set[int] = set()
         keys = self._keys(rows, where, odd)
-        delayed = delays(rows, where, self.rows) if self._plan.delays else {}
         messages = normalise(self._messages(rows, keys), where, self.rows, odd.update)
         self.malformed += len(odd)
         self.rows += rows.num_rows
@@ -186,8 +183,6 @@ class _Task:
         if "queue_id" in rows.schema.names:
             # The selector needs this column. It is removed before the rows are staged.
             messages = messages.append_column("queue_id", rows.column("queue_id"))
-        for name, column in delayed.items():
-            messages = messages.append_column(name, column)
         if self._plan.topic is None:
             assert self._options.topic is not None
             self._route(self._options.topic, messages, keys)
@@ -210,12 +205,12 @@ class _Task:
         queues = self._queues_of(topic)
         chosen = self._selector.select(messages, keys, len(queues))
         if keys is not None and self._options.on_key_conflict != "ignore":
-            hashes = _ordered(keys.hash64, keys.valid, messages)
+            hashes = keys.hash64 if keys.valid is None else keys.hash64[keys.valid]
             if self._plan.topic is not None:
                 # Equal keys in different topics are different keys.
                 hashes = hashes ^ key_hash64(pa.array([topic]))[0]
             self.seen.add(hashes)
-        messages = messages.select([name for name in (*PRODUCER_COLUMNS, *DELAY_COLUMNS) if name in messages.schema.names])
+        messages = messages.select([name for name in PRODUCER_COLUMNS if name in messages.schema.names])
         first = chosen[0]
         if (chosen == first).all():
             self._staging.add(queues[first], messages)
@@ -256,15 +251,6 @@ class _Task:
                 proposed = target_queues(self._broker, topic, self._options)
             queues = self._queues[topic] = self._staging.targets(topic, proposed)
         return queues
-
-
-def _ordered(hashes: npt.NDArray[Any], valid: npt.NDArray[np.bool_] | None, messages: pa.RecordBatch) -> npt.NDArray[Any]:
-    """Return the hashes of the rows that have a key and are not delayed, because delayed rows have no order."""
-    kept = np.ones(len(hashes), dtype=bool) if valid is None else valid
-    for name in DELAY_COLUMNS:
-        if name in messages.schema.names:
-            kept = kept & messages.column(name).is_null().to_numpy(zero_copy_only=False)
-    return hashes if kept.all() else hashes[kept]
 
 
 def target_queues(broker: Broker, topic: str, options: SinkOptions) -> list[MessageQueue]:

@@ -248,17 +248,14 @@ class Log(Protocol):
     def append(
         self,
         rows: Mapping[MessageQueue, pa.RecordBatch],
-        delayed: Mapping[MessageQueue, pa.RecordBatch] | None = None,
         among: Collection[MessageQueue] = (),
     ) -> dict[MessageQueue, OffsetRange]:
         """Append rows (any of the PRODUCER_COLUMNS, ``body`` required) to their queues durably, and return their offsets.
 
-        ``delayed``: rows that are delivered when they are due (`rows.delays`). They are sent before the others. ``among``: the targets
-        of one or more topics, among which the rows' queues were chosen. Raises MessageError, TopicError MISSING or NO_SUCH_QUEUE,
-        QUEUE_COUNT if one of these topics has other targets now, OptionError UNSUPPORTED for delayed rows, or StoreFullError, all
-        without adding a row.
-        Where publishing is not atomic (Capabilities), a server may fail after it has stored some rows. The error then says how many
-        of the delayed rows are stored, and how many rows each queue got.
+        ``among``: the targets of one or more topics, among which the rows' queues were chosen. Raises SchemaError, MessageError,
+        TopicError MISSING or NO_SUCH_QUEUE, QUEUE_COUNT if one of these topics has other targets now, or StoreFullError, all without
+        adding a row. Where publishing is not atomic (Capabilities), a server may fail after it has stored some rows. The error then
+        says how many rows each queue got.
         """
 
 
@@ -395,10 +392,7 @@ class Staging(Protocol):
         """
 
     def add(self, queue: MessageQueue, rows: pa.RecordBatch) -> None:
-        """Stage rows (PRODUCER_COLUMNS, ``body`` required) after all rows that were added before.
-
-        Rows that are delayed by a column (`rows.delays`) are stored after all others and have no order.
-        """
+        """Stage rows (PRODUCER_COLUMNS, ``body`` required) after all rows that were added before."""
 
     def receipt(self) -> Receipt:
         """Make all added rows durable and return their receipt. No more rows may be added."""
@@ -412,9 +406,6 @@ class Outbox(Protocol):
 
     def register(self, run: SourceRun, queue: MessageQueue, offsets: OffsetRange, token: LockToken | None) -> None:
         """Record that a task of ``run`` reads ``offsets``. The run's batch can be published only while the token is current."""
-
-    def require_delays(self, columns: Sequence[str], topic: str | None) -> None:
-        """Raise OptionError UNSUPPORTED if the topic's brokers do not support the delays that these columns (`rows.delays`) define."""
 
     def open(self, batch: SinkBatch, partition: int) -> Staging:
         """Return a staging area for one attempt of one task."""

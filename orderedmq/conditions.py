@@ -23,7 +23,6 @@ class SchemaCondition(StrEnum):
 
 
 class MessageCondition(StrEnum):
-    BAD_DELAY = "BAD_DELAY"
     BAD_KEY = "BAD_KEY"
     BAD_PROPERTY = "BAD_PROPERTY"
     BAD_QUEUE_ID = "BAD_QUEUE_ID"

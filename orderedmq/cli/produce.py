@@ -6,7 +6,6 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import IO, Annotated, Literal
 
@@ -22,9 +21,7 @@ from orderedmq.cli.topics import Name
 from orderedmq.conditions import OptionCondition, StoreCondition, TopicCondition
 from orderedmq.errors import OptionError, OrderedMQError, StoreError, TopicError
 from orderedmq.model import MAX_QUEUES, is_reserved, missing_topic
-from orderedmq.options.values import parse_timestamp
 from orderedmq.routing.selector import Keying, keying_of
-from orderedmq.rows.delays import LEVEL, TIME, delays_nothing
 from orderedmq.rows.message_rows import several_tags
 from orderedmq.text import is_text
 from orderedmq.tools.producer import Producer
@@ -78,25 +75,6 @@ def produce(
             show_default=False,
         ),
     ] = None,
-    delay_level: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="With --namesrv: delay every message by this delay level of the brokers (1 to 18).",
-            show_default=False,
-        ),
-    ] = None,
-    deliver_at: Annotated[
-        str | None,
-        typer.Option(
-            help="With --namesrv, from RocketMQ 5.0 on: deliver every message at this time (2026-03-01T12:00:00Z, or ms since 1970).",
-            metavar="TIME",
-            show_default=False,
-        ),
-    ] = None,
-    unordered: Annotated[
-        bool, typer.Option("--unordered", help="Also delay messages with a sharding key, which then have no order.")
-    ] = False,
     key_type: KeyTypeOption = None,
     selector: SelectorOption = None,
     queues: Annotated[
@@ -109,7 +87,7 @@ def produce(
     A sharding key chooses the queue, as in the sink. Lines without a key go to the queues in turn. A key is text unless
     --sharding-key-type or --selector says that it is a number. Messages are appended in blocks. Each block is durable before the next one
     begins. Lines that arrive slowly are appended after a fraction of a second. All lines have the same format. If an object lacks a field,
-    its message lacks that property or tag. Delayed messages (--delay-level, --deliver-at) are delivered at least once.
+    its message lacks that property or tag.
     """
     json = kind == "json" or (kind is None and any((key, tags_field, property_fields)))
     if key is not None and (not json or key_separator is not None):
@@ -137,7 +115,6 @@ def produce(
             raise OptionError(OptionCondition.INVALID, f"option {name} is not UTF-8. Give it as UTF-8 text")
     if key_separator == "":
         raise OptionError(OptionCondition.INVALID, "option --key-separator is empty. Give for example --key-separator ':'")
-    delayed_until = _delayed_until(delay_level, deliver_at, unordered, keyed=key is not None or key_separator is not None)
     keying = keying_of(selector, key_type) or Keying()
     form = LineForm(
         json,
@@ -152,14 +129,12 @@ def produce(
     began = time.monotonic()
     count = total = several = 0
     with _open(file, shell) as source, shell.broker() as broker:
-        _require_delays(broker, topic, delay_level, deliver_at)
         _ensure_topic(broker, topic, queues)
         producer = Producer(
             broker.log,
             topic,
             sharding_key_type=keying.key_type,
             selector=keying.selector,
-            delayed_rows="unordered" if unordered else "error",
         )
         length = os.fstat(source.fileno()).st_size if file else None
         try:
@@ -169,7 +144,7 @@ def produce(
                     # Delay Ctrl-C, so that every message that is written is also counted.
                     with interrupts.delayed():
                         if rows.num_rows:
-                            producer.send(rows, delay_time_level=delay_level, deliver_timestamp=delayed_until)
+                            producer.send(rows)
                         count += rows.num_rows
                     several += several_tags(rows)
                     total += int(pc.sum(pc.binary_length(rows["body"])).as_py() or 0)
@@ -184,37 +159,6 @@ def produce(
         {"topic": topic, "messages": count, "bytes": total, "seconds": round(seconds, 3)},
         f"wrote {count:,} messages ({size(total)}) to {topic} in {seconds:.1f} s, {number(count / max(seconds, 1e-9))} messages/s",
     )
-
-
-def _delayed_until(level: int | None, at: str | None, unordered: bool, *, keyed: bool) -> datetime | None:
-    """Return the time of --deliver-at. Raises OptionError CONFLICT, INVALID."""
-    name = "--delay-level" if level is not None else "--deliver-at"
-    if level is not None and at is not None:
-        raise OptionError(
-            OptionCondition.CONFLICT, "options --delay-level and --deliver-at exclude each other. Give only one of them"
-        )
-    if unordered and level is None and at is None:
-        raise OptionError(
-            OptionCondition.CONFLICT, "option --unordered is for delayed messages. Give --delay-level or --deliver-at"
-        )
-    if keyed and not unordered and (level is not None or at is not None):
-        raise OptionError(
-            OptionCondition.CONFLICT,
-            f"option {name} delays messages, but a sharding key orders them: a delayed message is delivered when it is due, whatever was sent "
-            "before or after it, and may be delivered twice. Give --unordered to accept that, or give no key",
-        )
-    if at is None:
-        return None
-    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=parse_timestamp(at.strip(), "--deliver-at"))
-
-
-def _require_delays(broker: Broker, topic: str, level: int | None, at: str | None) -> None:
-    """Check that the brokers can delay messages, before anything is created. Raises OptionError UNSUPPORTED."""
-    asked = [(LEVEL, "--delay-level")] if level is not None else [(TIME, "--deliver-at")] if at is not None else []
-    for column, option in asked:
-        if not broker.capabilities.delays:
-            raise delays_nothing(f"option {option}")
-        broker.outbox.require_delays([column], topic)
 
 
 def _parse_properties(texts: Sequence[str], option: str) -> dict[str, str]:

@@ -27,7 +27,6 @@ from orderedmq.malformed_text import MalformedText
 from orderedmq.model import MessageQueue, OffsetRange, select_schema
 from orderedmq.pulls import bounded
 from orderedmq.routing.selector import require_targets
-from orderedmq.rows.delays import DELAY_COLUMNS, delays_nothing
 from orderedmq.rows.filters import Filter
 from orderedmq.rows.pull_settings import PullSettings
 from orderedmq.schema import concat_batches
@@ -332,14 +331,11 @@ class EmbeddedLog:
     def append(
         self,
         rows: Mapping[MessageQueue, pa.RecordBatch],
-        delayed: Mapping[MessageQueue, pa.RecordBatch] | None = None,
         among: Collection[MessageQueue] = (),
         *,
         also: Callable[[Transaction], None] = lambda _: None,
     ) -> dict[MessageQueue, OffsetRange]:
-        """See `Log.append`. One transaction calls ``also`` and adds all rows. Raises OptionError UNSUPPORTED if there are delayed rows."""
-        for some in (delayed or {}).values():
-            raise delays_nothing(" and ".join(f"column {name!r}" for name in DELAY_COLUMNS if name in some.schema.names))
+        """See `Log.append`. One transaction calls ``also`` and adds all rows."""
         staging = EmbeddedStaging(self._store, self._clock, None)
         try:
             for queue, some in rows.items():

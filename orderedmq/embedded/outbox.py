@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from orderedmq.broker import Published, Receipt, SinkBatch
-from orderedmq.conditions import OptionCondition, SinkCondition
+from orderedmq.conditions import SinkCondition
 from orderedmq.embedded import garbage, groups, runs
 from orderedmq.embedded.clock import Clock
 from orderedmq.embedded.runs import Registration
@@ -25,7 +25,7 @@ from orderedmq.embedded.store import layout
 from orderedmq.embedded.store.environment import Store
 from orderedmq.embedded.store.transaction import Transaction
 from orderedmq.embedded.topics import incarnation_of
-from orderedmq.errors import NEWEST_CHECKPOINT, OptionError, SinkError
+from orderedmq.errors import NEWEST_CHECKPOINT, SinkError
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue, OffsetRange
 from orderedmq.ownership.lock import LockToken
 from orderedmq.ownership.micro_batch import KEPT_BATCHES, SourceRun
@@ -43,11 +43,6 @@ class EmbeddedOutbox:
         self._store.require_here()
         with self._store.errors_mapped("register a source"):
             runs.register(self._store.path, run, Registration(queue, offsets, token), self._clock.instant())
-
-    def require_delays(self, columns: Sequence[str], topic: str | None) -> None:  # noqa: ARG002
-        raise OptionError(
-            OptionCondition.UNSUPPORTED, f"column {columns[0]!r} is not supported: the embedded broker delays no message"
-        )
 
     def open(self, batch: SinkBatch, partition: int) -> EmbeddedStaging:
         return EmbeddedStaging(self._store, self._clock, batch, partition)

@@ -261,11 +261,6 @@ SINK_OPTIONS: Final = (
         "what to do if a repeated batch has other rows than the committed batch, but the same input: error|skip. Never skipped: other "
         "messages of a source on the same store",
     ),
-    Option(
-        "delayedRows",
-        "error",
-        "with namesrvAddr: whether rows with delay_time_level or deliver_timestamp may lose the order of a key or orderBy: error|unordered",
-    ),
     Option("compression", None, "compression of a topic that the sink creates on the embedded broker: none|lz4", "lz4"),
     Option(
         "sinkGroup",
@@ -311,6 +306,11 @@ _REFUSED: Final[tuple[tuple[tuple[str, ...], str, str], ...]] = (
     (("includeHeaders",), "Use includeProperties", "Write a column properties"),
     (("paths",), "A query reads one embedded broker. Give one path", "A query writes to one embedded broker. Give one path"),
     (("subExpression",), "Use tags, or filterSql", "A tag belongs to a message. Write a column tags"),
+    (
+        ("delayedRows",),
+        "It belonged to the writer, which delays no rows",
+        "A delayed message has no order. Write the rows when they are due, or send them with RocketMQ's own producer",
+    ),
     (("tags", "filterSql"), "", "It selects the messages to read. To write a tag, write a column tags"),
     (
         ("enableMsgTrace", "customizedTraceTopic"),

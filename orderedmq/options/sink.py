@@ -38,12 +38,10 @@ from orderedmq.rows.message_trace import TRACE_TOPIC
 
 OnKeyConflict = Literal["error", "warn", "ignore"]
 OnReplayDiffers = Literal["error", "skip"]
-DelayedRows = Literal["error", "unordered"]
 Compression = Literal["none", "lz4"]
 
 _ON_KEY_CONFLICT: Final[Mapping[str, OnKeyConflict]] = {"error": "error", "warn": "warn", "ignore": "ignore"}
 _ON_REPLAY_DIFFERS: Final[Mapping[str, OnReplayDiffers]] = {"error": "error", "skip": "skip"}
-_DELAYED_ROWS: Final[Mapping[str, DelayedRows]] = {"error": "error", "unordered": "unordered"}
 _COMPRESSIONS: Final[Mapping[str, Compression]] = {"none": "none", "lz4": "lz4"}
 _SHARDING_KEY_TYPES: Final[Mapping[str, GivenKeyType]] = {name: name for name in KEY_TYPES}
 #: Selectors that choose a queue by the key.
@@ -87,7 +85,6 @@ class SinkOptions:
     order_buffer_size: int
     on_key_conflict: OnKeyConflict
     on_replay_differs: OnReplayDiffers
-    delayed_rows: DelayedRows
     compression: Compression | None
     sink_group: str | None
     trace_topic: str | None
@@ -128,7 +125,6 @@ class SinkOptions:
             order_buffer_size=given.value("orderBufferSize", parse_buffer_size),
             on_key_conflict=_key_conflict(given, endpoint),
             on_replay_differs=given.value("onReplayDiffers", choice(_ON_REPLAY_DIFFERS)),
-            delayed_rows=_delayed_rows(given, endpoint),
             compression=_compression(given, endpoint),
             sink_group=_sink_group(given, endpoint),
             trace_topic=_trace_topic(given, endpoint),
@@ -181,14 +177,6 @@ def _key_conflict(given: Given, endpoint: Endpoint) -> OnKeyConflict:
             "conflict can be found. Use warn, and ordered_sink.route",
         )
     return chosen
-
-
-def _delayed_rows(given: Given, endpoint: Endpoint) -> DelayedRows:
-    if given.has("delayedRows") and not endpoint.capabilities.delays:
-        raise conflict(
-            "option delayedRows belongs to a RocketMQ cluster: the embedded broker does not delay messages. Drop it, or use namesrvAddr"
-        )
-    return given.value("delayedRows", choice(_DELAYED_ROWS))
 
 
 def _compression(given: Given, endpoint: Endpoint) -> Compression | None:

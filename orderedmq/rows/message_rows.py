@@ -6,7 +6,8 @@ Limits are RocketMQ's (model.py). Whole columns are checked in one step, and a s
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +28,8 @@ from orderedmq.model import (
 from orderedmq.text import TEXTS, narrow, valid
 
 _TEXT = ("tags", "keys", "sharding_key")
+#: The columns that would make RocketMQ's delayed messages.
+_DELAYS: Final = ("delay_time_level", "deliver_timestamp")
 
 
 @functools.cache
@@ -47,9 +50,10 @@ def normalise(
 
     Reserved properties are removed. Texts that are not UTF-8 are converted (text.py), and ``malformed`` is called with the numbers of
     their rows, beginning with 0. In errors, ``where`` names the target, and ``first`` is the number of the first row. ``most_key_bytes``:
-    the limit of tags, keys and sharding keys, which RocketMQ itself does not have. Raises
-    SchemaError MISSING_COLUMN or WRONG_TYPE, or MessageError NULL_BODY, TOO_LARGE, KEY_TOO_LONG or PROPERTIES_TOO_LARGE with the row's
-    number. TOO_LARGE also means that a column has more than 2 GiB.
+    the limit of tags, keys and sharding keys, which RocketMQ itself does not have.
+
+    Raises SchemaError MISSING_COLUMN, UNKNOWN_COLUMN or WRONG_TYPE, or MessageError NULL_BODY, TOO_LARGE, KEY_TOO_LONG or
+    PROPERTIES_TOO_LARGE with the row's number. TOO_LARGE also means that a column has more than 2 GiB.
     """
     rows = select_columns(rows, PRODUCER_COLUMNS, where)
     fields, arrays = [], []
@@ -85,8 +89,9 @@ def normalise(
 def select_columns(rows: pa.RecordBatch, names: Sequence[str], where: str) -> pa.RecordBatch:
     """Return the columns ``names`` of a producer's rows, without those that are missing.
 
-    Raises SchemaError MISSING_COLUMN without a body, WRONG_TYPE if there are several columns of a name.
+    Raises SchemaError MISSING_COLUMN without a body, UNKNOWN_COLUMN for a delay, WRONG_TYPE if there are several columns of a name.
     """
+    refuse_delays(rows.schema.names, where)
     if "body" not in rows.schema.names:
         raise SchemaError(SchemaCondition.MISSING_COLUMN, f"rows for {where} have no column 'body' (binary or string)")
     chosen = [name for name in names if name in rows.schema.names]
@@ -98,6 +103,17 @@ def select_columns(rows: pa.RecordBatch, names: Sequence[str], where: str) -> pa
                 f"rows for {where} have {count} columns {name!r}. Drop them, or give them other names",
             )
     return rows.select(chosen)
+
+
+def refuse_delays(names: Collection[str], where: str) -> None:
+    """Raise SchemaError UNKNOWN_COLUMN for a column that would delay rows: they would come when they are due, in no order."""
+    for name in _DELAYS:
+        if name in names:
+            raise SchemaError(
+                SchemaCondition.UNKNOWN_COLUMN,
+                f"rows for {where} have a column {name!r}, but a delayed message has no order. Drop the column and write the rows when they "
+                "are due, or send them with RocketMQ's own producer",
+            )
 
 
 def _first(mask: pa.Array) -> int:

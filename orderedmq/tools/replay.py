@@ -243,8 +243,8 @@ class _Replay:
                 return append_chosen(
                     self.broker.log,
                     targets,
-                    lambda: (_rows(_choose_queues(piece.letters, targets, self.to_topic, keying)), {}),
-                    lambda rows, _, among: groups.pass_on(piece.token, rows, among, offset),
+                    lambda: _rows(_choose_queues(piece.letters, targets, self.to_topic, keying)),
+                    lambda rows, among: groups.pass_on(piece.token, rows, among, offset),
                 )
         except LockError as error:
             if error.sub != LockCondition.LOST:

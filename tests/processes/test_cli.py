@@ -974,10 +974,10 @@ def test_ctrl_c_while_lines_are_written_counts_them_and_a_second_one_does_not_wa
 ) -> None:
     send, ended = Producer.send, []
 
-    def interrupted(self: Producer, rows: pa.RecordBatch, **delays: Any) -> None:
+    def interrupted(self: Producer, rows: pa.RecordBatch) -> None:
         for _ in range(interrupts):
             os.kill(os.getpid(), signal.SIGINT)
-        send(self, rows, **delays)
+        send(self, rows)
         ended.append(rows.num_rows)
 
     monkeypatch.setattr(Producer, "send", interrupted)
@@ -993,9 +993,9 @@ def test_ctrl_c_stays_ignored_where_it_was_when_the_command_started(
 ) -> None:
     send = Producer.send
 
-    def interrupted(self: Producer, rows: pa.RecordBatch, **delays: Any) -> None:
+    def interrupted(self: Producer, rows: pa.RecordBatch) -> None:
         os.kill(os.getpid(), signal.SIGINT)
-        send(self, rows, **delays)
+        send(self, rows)
 
     monkeypatch.setattr(Producer, "send", interrupted)
     broker.admin.create_topic("a", 1)

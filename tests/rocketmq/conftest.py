@@ -20,7 +20,7 @@ import orderedmq
 from orderedmq.broker import Broker
 from orderedmq.errors import ServersError
 from orderedmq.rocketmq.local.jars import DEFAULT_VERSION, VERSIONS, fetch_jars
-from orderedmq.rocketmq.local.servers import TIME_WHEEL, Cluster
+from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.rocketmq.sink.broker_queue import LockTiming
 from tests.jars import jars_required
 from tests.quick_spark import QUICK_SERVER
@@ -37,10 +37,8 @@ _SOME = ("quick_locks", "two_brokers", "aging", "newest")
 _TIMEOUT = 900
 
 
-#: Settings of a broker that supports delivery at a chosen time, message traces, and searching messages by their keys. By default it
-#: compares the 39 MB of its time wheel with the file every second, byte by byte (TimerWheel.flush), which takes 20 % of a CPU with
-#: QUICK_SERVER. The longer interval avoids that.
-TIMED = {**TIME_WHEEL, "timerFlushIntervalMs": 10_000, "traceTopicEnable": True, "messageIndexEnable": True}
+#: Settings of a broker that supports message traces, and searching messages by their keys.
+TRACED = {"traceTopicEnable": True, "messageIndexEnable": True}
 #: Settings of a broker that deletes messages quickly: small files, and no minimum age.
 AGING = {
     "mappedFileSizeCommitLog": 4 << 20,
@@ -229,8 +227,8 @@ def two_brokers() -> Cluster:
 
 @pytest.fixture(scope="module")
 def quick_locks() -> Cluster:
-    """A cluster whose queue locks live 3 s, and whose broker has the time wheel."""
-    return _started(lambda: _clusters.extra("quick_locks", lock_life=3.0, properties=TIMED))
+    """A cluster whose queue locks live 3 s, and whose broker supports message traces."""
+    return _started(lambda: _clusters.extra("quick_locks", lock_life=3.0, properties=TRACED))
 
 
 @pytest.fixture(scope="module")
@@ -270,7 +268,7 @@ def every_version(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     if request.param == DEFAULT_VERSION:
         yield _started(_clusters.usual)
         return
-    made = _started(lambda: _clusters.start(f"v{request.param}", request.param, properties=TIMED))
+    made = _started(lambda: _clusters.start(f"v{request.param}", request.param, properties=TRACED))
     yield made
     _clusters.stop(made)
 

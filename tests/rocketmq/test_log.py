@@ -82,6 +82,15 @@ def test_many_messages_come_back_whole_in_pieces_of_what_the_broker_gives(everyw
     assert read(everywhere.broker, queue, 4990, 5050) == expected[4990:5050]
 
 
+def test_a_delayed_message_of_another_producer_is_read_when_it_is_due(everywhere: World) -> None:
+    log, queue = everywhere.log, everywhere.queue
+    with Client(everywhere.cluster.address) as client:
+        late = message_requests.send(queue, b"late", "DELAY\x011\x02", group="p", born=time.time_ns() // 1_000_000, batch=False)
+        client.call(late, soon(), topic=queue.topic, broker_name=queue.broker_name)
+    until(lambda: log.bounds([queue])[queue].max_offset == 1, "the message is due")
+    assert read(everywhere.broker, queue, 0, 1) == [b"late"]
+
+
 @contextlib.contextmanager
 def changed(cluster: Cluster, position: int) -> Iterator[None]:
     """Flip a bit in the broker's memory-mapped commit log, and restore it afterwards because a restarting broker would stop there."""

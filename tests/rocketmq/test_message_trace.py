@@ -126,7 +126,7 @@ def test_traces_are_encoded_as_java_encodes_them(peers: Peers) -> None:
     body = b"hello"
     for properties, kind, told in (
         ("UNIQ_KEY\x01ID1\x02TAGS\x01T\x02KEYS\x01k1 k2\x02", kinds.Normal_Msg, ("T", "k1 k2")),
-        ("DELAY\x013\x02UNIQ_KEY\x01ID1\x02", kinds.Delay_Msg, (None, None)),
+        ("UNIQ_KEY\x01ID1\x02", kinds.Normal_Msg, (None, None)),
     ):
         sent = Sent("orders", "me", "there", "1.2.3.4:10911", SendBody(0, 1, memoryview(body), properties), 17, 4, "OFF", False)
         tags, keys = told
@@ -231,16 +231,6 @@ def test_each_row_of_a_large_batch_is_found_by_its_id(world: World, traces: str,
     messages = sum(at.max_offset for at in world.log.bounds(world.log.queues(traces)).values())
     # An id needs 33 bytes as a key, and a trace message has up to 4 KiB of keys.
     assert 25 <= messages <= 30
-
-
-def test_a_delayed_row_is_traced_as_one(world: World, traces: str, peers: Peers) -> None:
-    staging = world.broker.traced(traces).outbox.open(SinkBatch("late-sink", 0, topic=world.topic), 0)
-    staging.add(world.queue, rows("a").append_column("delay_time_level", pa.array([1], pa.int32())))
-    staging.receipt()
-    [message] = until(Reader(peers, world.log, traces).messages, "the row's trace is written", 60.0)
-    told = message["body"].decode().split("\x01")
-    # "3" is MessageType.Delay_Msg.
-    assert (told[0], told[3], told[4], told[7], told[11]) == ("Pub", "OMQ_SINK", world.topic, "key-a all", "3")
 
 
 @pytest.mark.holds("message trace")

@@ -89,9 +89,9 @@ def test_a_topic_of_type_fifo_has_each_row_once_in_order_with_its_own_key(
     asked: list[str] = []
     ask = message_requests.refused_type
 
-    def counted(queue: MessageQueue, properties: str) -> Request[str | None]:
+    def counted(queue: MessageQueue) -> Request[str | None]:
         asked.append(queue.topic)
-        return ask(queue, properties)
+        return ask(queue)
 
     monkeypatch.setattr(message_requests, "refused_type", counted)
     in_fifo(f"fifo-{how}", direct, other)
@@ -133,23 +133,6 @@ def test_a_row_without_a_key_is_refused_by_name_before_any_other_is_stored(
     assert messages(direct, queue) == [(b"a", None)], "a broker accepts rows without a key"
 
 
-def test_delayed_rows_for_a_fifo_topic_are_refused_by_name_before_others_are_stored(direct: Broker, through: Broker) -> None:
-    queue = make(direct, "fifo-delayed", "FIFO", 1)
-    given = rows([b"a", b"b"], sharding_key=["k", "k"])
-    delayed = given.append_column("delay_time_level", pa.array([None, 1], pa.int32()))
-    for refused in (
-        lambda: write(through, queue, delayed),
-        lambda: through.outbox.require_delays(["delay_time_level"], queue.topic),
-        lambda: orderedmq.Producer(through.log, queue.topic).send(rows([b"a"]), delay_time_level=1),
-    ):
-        with pytest.raises(RocketMQError) as error:
-            refused()
-        assert error.value.sub == RocketMQCondition.NOT_SUPPORTED
-        for text in (f"topic '{queue.topic}' ", "type FIFO", "with a delay", "leave the delay out", "DELAY or MIXED"):
-            assert text in error.value.message
-    assert messages(direct, queue) == []
-
-
 @pytest.mark.parametrize("kind", ["DELAY", "TRANSACTION"])
 def test_a_topic_of_another_type_is_refused_by_name(kind: str, direct: Broker, through: Broker) -> None:
     queue = make(direct, f"typed-{kind}", kind)
@@ -164,21 +147,6 @@ def test_a_topic_of_another_type_is_refused_by_name(kind: str, direct: Broker, t
     assert all(not texts for texts in bodies(direct, queue.topic).values())
     write(direct, queue, given)
     assert [texts for texts in bodies(direct, queue.topic).values() if texts] == [["a", "b"]]
-
-
-def test_a_proxy_delays_messages_of_a_topic_for_them_and_refuses_them_by_name_in_others(
-    direct: Broker, through: Broker
-) -> None:
-    make(direct, "for-delays", "DELAY")
-    orderedmq.Producer(through.log, "for-delays").send(pa.record_batch({"body": [b"a", b"b"]}), delay_time_level=1)
-    direct.admin.create_topic("of-one-type", 2)
-    with pytest.raises(RocketMQError, match=r"topic 'of-one-type'.* type DELAY .*message\.type=MIXED") as error:
-        orderedmq.Producer(through.log, "of-one-type").send(pa.record_batch({"body": [b"a"]}), delay_time_level=1)
-    assert error.value.sub == RocketMQCondition.NOT_SUPPORTED
-    until(
-        lambda: sorted(body for found in bodies(direct, "for-delays").values() for body in found) == ["a", "b"],
-        "both delayed messages have arrived",
-    )
 
 
 def test_a_topic_whose_type_was_changed_is_written_again_after_one_refusal(

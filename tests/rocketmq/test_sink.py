@@ -21,7 +21,6 @@ import orderedmq
 from orderedmq.broker import Broker
 from orderedmq.errors import OptionError, SchemaError
 from orderedmq.rocketmq.local.servers import Cluster
-from orderedmq.routing.selector import Keying
 from pyspark_orderedmq import DefaultSource
 from tests.contract import support
 from tests.contract.support import rows
@@ -173,35 +172,3 @@ def test_rows_without_the_key_column_are_refused_and_null_keys_and_lists_of_tags
     )
     assert "SEVERAL_TAGS] 5 of 20 rows" in caplog.text
     assert sum(counts(broker, "unkeyed")) == 20
-
-
-@pytest.mark.holds("delayed rows")
-def test_delayed_rows_go_to_the_queue_of_their_key_and_need_a_word_where_keys_have_an_order(
-    cluster: Cluster, broker: Broker, caplog: pytest.LogCaptureFixture
-) -> None:
-    broker.admin.create_topic("delayed", 4)
-    options = {"namesrvAddr": cluster.address, "topic": "delayed"}
-    unordered = {**options, "delayedRows": "unordered"}
-    # Each key has its ordinary row in one task and its delayed row in the other.
-    keys = [f"key-{number}" for number in range(100)]
-    now, later = (rows([f"{name}-{key}" for key in keys], sharding_key=keys) for name in ("now", "later"))
-    timed = now.append_column("deliver_timestamp", pa.nulls(100, pa.timestamp("us", "UTC")))
-    now = now.append_column("delay_time_level", pa.nulls(100, pa.int32()))
-    later = later.append_column("delay_time_level", pa.array([1] * 100, pa.int32()))
-    for refused, given, words in (
-        (now, options, "OPTION.CONFLICT.*delay_time_level.*delayedRows=unordered"),
-        (timed, unordered, "OPTION.UNSUPPORTED.*deliver_timestamp.*timerWheelEnable is false"),
-        (timed, {**unordered, "topic": "none-yet", "topicQueueNums": "4"}, "OPTION.UNSUPPORTED.*timerWheelEnable is false"),
-    ):
-        with pytest.raises(OptionError, match=words):
-            batch_write(DefaultSource(given), [refused])
-    assert counts(broker, "delayed") == [0] * 4
-    assert "none-yet" not in [topic.name for topic in broker.log.topics()]
-    with caplog.at_level(logging.WARNING, "orderedmq"):
-        batch_write(DefaultSource(unordered), [now, later])
-    assert caplog.text == ""
-    until(lambda: sum(counts(broker, "delayed")) == 200, "all rows have arrived")
-    for number, queue in enumerate(broker.log.queues("delayed")):
-        there = Counter(broker.log.pull(queue, 0, 1000, 1 << 24, ("sharding_key",)).column(0).to_pylist())
-        assert set(there.values()) == {2}
-        assert set(Keying().queues_of(pa.array(list(there)), 4, "topic delayed")) == {number}

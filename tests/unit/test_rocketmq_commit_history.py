@@ -141,7 +141,3 @@ def test_a_batch_that_an_attempt_began_and_a_later_one_overtook_is_out_of_order_
 def test_rows_at_a_broker_that_did_not_know_of_the_later_batch_are_named() -> None:
     elsewhere = QueueReport(QUEUE, 5, 7, sent=2)
     assert "(2 of its 2 rows have been sent, and readers see them)" in refused((elsewhere,), [Committed(-1), Committed(10)])
-
-
-def test_delayed_rows_that_were_not_sent_are_no_repeat() -> None:
-    refused((QueueReport(QUEUE, 0, 0, committed=True, newest=10, delayed=2),), [Committed(10)])

@@ -26,13 +26,13 @@ from orderedmq.rows.message_trace import Ended, ReturnType, TracedCall, TracedMe
 BORN = 1_700_000_000_000
 
 
-def sent(rows: dict[str, list[Any]], *, alone: bool = False, extra: Any = None) -> tuple[list[str], list[Sent]]:
+def sent(rows: dict[str, list[Any]], *, alone: bool = False) -> tuple[list[str], list[Sent]]:
     """The ids of rows, and their requests as a broker has stored them."""
     columns = {name: pa.array(values, PRODUCER_SCHEMA.field(name).type) for name, values in rows.items() if name != "body"}
     batch = normalise(pa.RecordBatch.from_pydict({"body": rows["body"], **columns}), "here")
     keys = UniqueKeys(b"\x7f\x00\x00\x01", 1, 2).take(batch.num_rows, BORN)
     out = []
-    for body in encode(batch, keys, "here", packing=Packing.ALONE if alone else Packing.BATCH, extra=extra):
+    for body in encode(batch, keys, "here", packing=Packing.ALONE if alone else Packing.BATCH):
         ids = ",".join(f"OFFSET{number}" for number in range(body.first, body.first + body.rows))
         out.append(Sent("orders", "OMQ_SINK", "DefaultRegion", "127.0.0.1:10911", body, BORN, 7, ids, True))
     return keys.to_pylist(), out
@@ -61,11 +61,10 @@ def test_each_message_of_a_batch_has_a_trace() -> None:
     assert [trace.keys for trace in traces] == [(ids[0], "k1", "k2"), (ids[1],), (ids[2], "k3")]
 
 
-def test_a_delayed_message_alone_in_its_request() -> None:
-    ids, requests = sent({"body": ["a", "b"]}, alone=True, extra={"DELAY": pa.array(["3", None])})
-    (first,), (second,) = (list(of_sent(request._replace(success=False))) for request in requests)
-    assert fields(first)[5:] == [ids[0], "null", "null", "127.0.0.1:10911", "1", "7", "3", "OFFSET0", "false"]
-    assert fields(second)[11] == "0"
+def test_a_message_alone_in_its_request() -> None:
+    ids, requests = sent({"body": ["a"]}, alone=True)
+    ((trace,),) = (list(of_sent(request._replace(success=False))) for request in requests)
+    assert fields(trace)[5:] == [ids[0], "null", "null", "127.0.0.1:10911", "1", "7", "0", "OFFSET0", "false"]
 
 
 def test_ids_that_the_broker_did_not_give_are_left_out() -> None:

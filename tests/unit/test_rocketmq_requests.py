@@ -183,13 +183,13 @@ def test_a_send_that_a_proxy_passed_on_without_an_answer_may_be_stored(remark: s
 
 def test_a_topic_whose_type_a_proxy_could_not_get_has_no_wrong_type() -> None:
     remark = "TopicMessageType validate failed, the expected type is UNSPECIFIED, but actual type is NORMAL"
-    for asked in (message_requests.send(QUEUE, b"x", "", group="g", born=0), message_requests.refused_type(QUEUE, "")):
+    for asked in (message_requests.send(QUEUE, b"x", "", group="g", born=0), message_requests.refused_type(QUEUE)):
         with pytest.raises(RocketMQUnavailableError, match="UNAVAILABLE"):
             answer(asked, 13, remark)
 
 
 def test_a_proxy_names_the_type_of_a_topic_and_a_broker_does_not() -> None:
-    asked = message_requests.refused_type(QUEUE, "")
+    asked = message_requests.refused_type(QUEUE)
     assert asked.ext["e"] == str(2**31 - 1), "no topic may have this queue, because the request must store nothing"
     remark = "TopicMessageType validate failed, the expected type is FIFO, but actual type is NORMAL"
     assert answer(asked, 13, remark) == "FIFO"

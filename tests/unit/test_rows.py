@@ -114,6 +114,13 @@ def test_a_column_that_is_there_twice_is_refused():
     refused(rows, "ORDEREDMQ_SCHEMA.WRONG_TYPE")
 
 
+@pytest.mark.parametrize("name", ["delay_time_level", "deliver_timestamp"])
+def test_a_column_that_would_delay_rows_is_refused(name):
+    with pytest.raises(SchemaError) as caught:
+        normalise(pa.record_batch({"body": [b"x"], name: pa.nulls(1)}), "here")
+    assert (caught.value.sub, name in caught.value.message) == (SchemaCondition.UNKNOWN_COLUMN, True)
+
+
 def test_a_null_body_is_refused_with_its_row():
     assert "row 2" in refused(batch(body=pa.array([b"a", b"", None, None], pa.binary())), "ORDEREDMQ_MESSAGE.NULL_BODY")
 

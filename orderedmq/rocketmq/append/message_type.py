@@ -2,7 +2,7 @@
 
 A topic of RocketMQ 5 may have the attribute ``message.type``. A broker stores messages of any type. A Proxy refuses a request whose type
 is not the topic's, unless the topic's type is MIXED (``enableTopicMessageTypeCheck``). It derives the type of a request from the
-properties in the request's header: a delay makes it DELAY, otherwise a sharding key makes it FIFO, otherwise it is NORMAL
+properties in the request's header: a sharding key makes it FIFO, otherwise it is NORMAL
 (TopicMessageType.parseFromMessageProperty). A batch has the properties of its messages in its body, where the Proxy does not look, and its
 envelope is in the header. So a batch of messages with sharding keys passes as NORMAL if its envelope is empty, and as FIFO if its envelope
 has a sharding key.
@@ -23,7 +23,6 @@ import pyarrow.compute as pc
 
 from orderedmq.errors import RocketMQError, RocketMQUnavailableError
 from orderedmq.model import MessageQueue
-from orderedmq.rocketmq.codec import properties as names
 from orderedmq.rocketmq.codec.encode import Packing
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.deadline import Deadline
@@ -49,14 +48,14 @@ def packing_for(
     packing = client.packings.get(place)
     if packing is None:
         try:
-            expected = _expected(client, queue, "", seconds)
+            expected = _expected(client, queue, seconds)
         except RocketMQUnavailableError:
             raise
         except RocketMQError:
             # The account may lack the right to write. In that case the first send gets the same error.
             return Packing.BATCH
         if expected is not None and expected != FIFO:
-            raise wrong_type(_named(queue), expected, "NORMAL", "rows without a delay are sent as type NORMAL")
+            raise wrong_type(_named(queue), expected, "NORMAL", "rows are sent as type NORMAL")
         packing = Packing.BATCH if expected is None else fifo_packing(_version(client, queue, seconds))
         client.packings[place] = packing
     if packing is not Packing.BATCH and (row := _first_without_key(rows)) is not None:
@@ -70,28 +69,15 @@ def fifo_packing(version: int) -> Packing:
     return Packing.FIFO_BATCH if version >= _KEEPS_KEYS else Packing.ALONE
 
 
-def require_delayable(client: Client, queue: MessageQueue, seconds: float) -> None:
-    """Raise RocketMQError NOT_SUPPORTED if a Proxy does not pass delayed messages on to the topic. Raises RocketMQUnavailableError."""
-    if client.behind_proxy(Deadline.after(seconds)):
-        try:
-            expected = _expected(client, queue, f"{names.DELAY}\x011\x02", seconds)
-        except RocketMQUnavailableError:
-            raise
-        except RocketMQError:
-            return
-        if expected is not None:
-            raise wrong_type(_named(queue), expected, "DELAY", "rows with a delay are of type DELAY", "leave the delay out, ")
-
-
 def forget(client: Client, topic: str) -> None:
     """Forget how rows are sent to a topic. Called when a Proxy has refused rows, because the topic's type must have changed."""
     for place in [place for place in list(client.packings) if place[0] == topic]:
         client.packings.pop(place, None)
 
 
-def _expected(client: Client, queue: MessageQueue, properties: str, seconds: float) -> str | None:
-    """Return the topic's type if a Proxy refuses messages with these properties, or None if it passes them on."""
-    request = message_requests.refused_type(queue, properties)
+def _expected(client: Client, queue: MessageQueue, seconds: float) -> str | None:
+    """Return the topic's type if a Proxy refuses messages without properties, or None if it passes them on."""
+    request = message_requests.refused_type(queue)
     return client.call(request, Deadline.after(seconds), topic=queue.topic, broker_name=queue.broker_name)
 
 

@@ -138,7 +138,6 @@ def encode(
     extra: Mapping[str, pa.Array | str] | None = None,
     first: int = 0,
     stamp: Stamp | None = None,
-    reserve: int = 0,
     packing: Packing = Packing.BATCH,
 ) -> Iterator[SendBody]:
     """Yield rows of one queue as the bodies of send requests of about 1 MiB, in order.
@@ -146,9 +145,8 @@ def encode(
     ``rows`` come from `message_rows.normalise`. ``unique_keys`` has a UNIQ_KEY for each row (message_id.UniqueKeys). ``extra``
     has further properties by name: a text for all rows, or an array with a string for each row (null means no property). An empty tag,
     key or sharding key is left out, as in Java's ``Message``. ``stamp`` is a property with a reserved name that numbers the messages.
-    User properties that only RocketMQ, a column or ``extra`` may set are left out. ``reserve`` is the number of bytes that a broker
-    adds to the properties in addition to its usual share. ``packing`` FIFO_BATCH requires a sharding key in each row. ``where`` names
-    the target in errors, which count rows from ``first``.
+    User properties that only RocketMQ, a column or ``extra`` may set are left out. ``packing`` FIFO_BATCH requires a sharding key in each
+    row. ``where`` names the target in errors, which count rows from ``first``.
 
     Raises MessageError BAD_PROPERTY or PROPERTIES_TOO_LARGE before it yields any of the up to 16k rows that are encoded together with
     the bad row.
@@ -161,7 +159,7 @@ def encode(
             name: value if isinstance(value, str) else value.slice(begin, count)
             for name, value in {**given, names.UNIQ_KEY: unique_keys}.items()
         }
-        yield from _encode_group(rows.slice(begin, count), part, where, first, begin, stamp, reserve, packing)
+        yield from _encode_group(rows.slice(begin, count), part, where, first, begin, stamp, packing)
 
 
 def property_columns(rows: pa.RecordBatch, wanted: Iterable[str]) -> dict[str, pa.Array]:
@@ -194,18 +192,17 @@ def _encode_group(
     first: int,
     begin: int,
     stamp: Stamp | None,
-    reserve: int,
     packing: Packing,
 ) -> Iterator[SendBody]:
     is_small = len(rows) < min(FEWEST, MOST_ROWS) and packing is Packing.BATCH
-    if is_small and (few := _encode_few(rows, extra, begin, stamp, reserve)) is not None:
+    if is_small and (few := _encode_few(rows, extra, begin, stamp)) is not None:
         yield SendBody(begin, len(rows), few, None)
         return
     body = rows.column("body")
     more = stamp.size if stamp is not None else 0
     properties = _Properties(rows, extra, where, first + begin)
     texts = properties.parts()
-    widths = properties.sizes(names.MAX_SENT_BYTES - more - reserve) + more
+    widths = properties.sizes(names.MAX_SENT_BYTES - more) + more
     lengths = pc.binary_length(body).to_numpy().astype(np.int64)
     heads = np.zeros((len(body), _HEAD_BYTES // 4), dtype=">i4")
     heads[:, 0] = _FRAME_BYTES + lengths + widths
@@ -234,7 +231,7 @@ def _encode_group(
 
 
 def _encode_few(
-    rows: pa.RecordBatch, extra: Mapping[str, pa.Array | str], begin: int, stamp: Stamp | None, reserve: int
+    rows: pa.RecordBatch, extra: Mapping[str, pa.Array | str], begin: int, stamp: Stamp | None
 ) -> memoryview | None:
     """Return the body of one request with all rows, built row by row; None if the rows need more than that or one may be bad."""
     if "properties" in rows.schema.names and rows.column("properties").null_count < len(rows):
@@ -250,7 +247,7 @@ def _encode_few(
         pairs = [(name, texts[row]) for name, texts in values.items() if texts[row]]
         text = "".join(f"{name}\x01{value}\x02" for name, value in pairs)
         properties = text.encode()
-        if len(properties) > names.MAX_SENT_BYTES - (stamp.size if stamp is not None else 0) - reserve:
+        if len(properties) > names.MAX_SENT_BYTES - (stamp.size if stamp is not None else 0):
             return None
         if text.count("\x01") != len(pairs) or text.count("\x02") != len(pairs):
             return None

@@ -29,15 +29,13 @@ MAX_BODY: Final = 128_000
 MAX_KEYS: Final = MAX_KEY_BYTES
 
 _NULL: Final = "null"
-#: MessageType: Normal_Msg, Delay_Msg.
-_NORMAL, _DELAYED = 0, 3
+#: MessageType.Normal_Msg.
+_NORMAL: Final = 0
 _INT: Final = struct.Struct(">i")
 _SHORT: Final = struct.Struct(">H")
 #: The positions of a body's length and of the body in a message of a batch (MessageDecoder.encodeMessage).
 _LENGTH_AT, _BODY_AT = 16, 20
-_UNIQ_KEY, _TAGS, _KEYS, _DELAY, _TIMER = (
-    f"\x02{name}\x01".encode() for name in (names.UNIQ_KEY, names.TAGS, names.KEYS, names.DELAY, names.TIMER_DELIVER_MS)
-)
+_UNIQ_KEY, _TAGS, _KEYS = (f"\x02{name}\x01".encode() for name in (names.UNIQ_KEY, names.TAGS, names.KEYS))
 
 
 class Trace(NamedTuple):
@@ -72,9 +70,9 @@ def of_sent(sent: Sent) -> Iterator[Trace]:
         ids = [""] * sent.body.rows
     begin = FIELD_END.join(("Pub", str(sent.born), sent.region, sent.group, sent.topic))
     end = f"{_bool(sent.success)}{TRACE_END}"
-    for (key, tags, keys, length, kind), stored in zip(_messages(sent.body), ids):
+    for (key, tags, keys, length), stored in zip(_messages(sent.body), ids):
         yield Trace(
-            f"{begin}\x01{key}\x01{tags}\x01{keys}\x01{sent.store_host}\x01{length}\x01{sent.cost}\x01{kind}\x01{stored}\x01{end}",
+            f"{begin}\x01{key}\x01{tags}\x01{keys}\x01{sent.store_host}\x01{length}\x01{sent.cost}\x01{_NORMAL}\x01{stored}\x01{end}",
             _keys(key, keys),
         )
 
@@ -135,12 +133,10 @@ def _bool(value: bool) -> str:
     return "true" if value else "false"
 
 
-def _messages(body: SendBody) -> Iterator[tuple[str, str, str, int, int]]:
-    """Yield the id, tags, keys, body length and message type of each message of a request."""
+def _messages(body: SendBody) -> Iterator[tuple[str, str, str, int]]:
+    """Yield the id, tags, keys and body length of each message of a request."""
     if body.properties is not None:
-        properties = b"\x02" + body.properties.encode()
-        kind = _DELAYED if _DELAY in properties or _TIMER in properties else _NORMAL
-        yield *_values(properties), len(body.body), kind
+        yield *_values(b"\x02" + body.properties.encode()), len(body.body)
         return
     data, at = bytes(body.body), 0
     while at < len(data):
@@ -148,8 +144,7 @@ def _messages(body: SendBody) -> Iterator[tuple[str, str, str, int, int]]:
         begin = at + _BODY_AT + length
         (width,) = _SHORT.unpack_from(data, begin)
         at = begin + 2 + width
-        # Messages of a batch are never delayed messages, because a broker does not delay them.
-        yield *_values(b"\x02" + data[begin + 2 : at]), length, _NORMAL
+        yield *_values(b"\x02" + data[begin + 2 : at]), length
 
 
 def _values(properties: bytes) -> tuple[str, str, str]:

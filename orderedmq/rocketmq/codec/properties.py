@@ -19,15 +19,10 @@ TAGS: Final = "TAGS"
 KEYS: Final = "KEYS"
 SHARDING_KEY: Final = "__SHARDINGKEY"
 UNIQ_KEY: Final = "UNIQ_KEY"
-DELAY: Final = "DELAY"
-TIMER_DELIVER_MS: Final = "TIMER_DELIVER_MS"
 RETRY_TOPIC: Final = "RETRY_TOPIC"
 
 #: Bytes reserved for the properties that a broker may add to a sent message: CLUSTER, MSG_REGION, TRACE_ON and WAIT.
 BROKERS_SHARE: Final = 256
-#: Bytes reserved for the properties that a broker adds to a delayed message: REAL_TOPIC, REAL_QID, TIMER_OUT_MS, TIMER_ENQUEUE_MS,
-#: TIMER_DEQUEUE_MS, TIMER_ROLL_TIMES.
-DELAYS_SHARE: Final = 384
 #: The maximum bytes of the properties of a sent message.
 MAX_SENT_BYTES: Final = MAX_PROPERTIES_BYTES - BROKERS_SHARE
 

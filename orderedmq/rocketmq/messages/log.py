@@ -35,7 +35,6 @@ from orderedmq.model import MessageQueue, OffsetRange, check_topic, missing_topi
 from orderedmq.pulls import pulls
 from orderedmq.rocketmq.messages import filter_check
 from orderedmq.rocketmq.messages.batch_trim import TAIL_LOSS
-from orderedmq.rocketmq.messages.delayed import DelayedSender
 from orderedmq.rocketmq.messages.fetch import HOLE_PATIENCE
 from orderedmq.rocketmq.messages.offset_search import find_first
 from orderedmq.rocketmq.messages.puller import Puller
@@ -484,7 +483,6 @@ class RocketMQLog:
     def append(
         self,
         rows: Mapping[MessageQueue, pa.RecordBatch],
-        delayed: Mapping[MessageQueue, pa.RecordBatch] | None = None,
         among: Collection[MessageQueue] = (),
         *,
         require_lock: Callable[[], None] = lambda: None,
@@ -494,25 +492,20 @@ class RocketMQLog:
         ``among`` is compared with a route that is at most 1 s old, before any row is sent.
 
         Also raises TopicError MISSING if a topic is deleted during the call, which may delete rows that were sent. The topic is not
-        created again. A delayed row may be delivered twice if the broker's answer was lost. ``require_lock`` is called before each
-        request for ``rows``, and raises an error if the lock under which they are sent is lost.
+        created again. ``require_lock`` is called before each request, and raises an error if the lock under which they are sent is lost.
         """
-        delayed = delayed or {}
         for topic in {queue.topic for queue in among}:
             require_targets(topic, among, self.route(topic).publish_list())
-        for queue in dict.fromkeys([*delayed, *rows]):
+        for queue in rows:
             check_topic(queue.topic, writing=True)
             self.require(queue)
             self.refuse_hidden_static(queue.topic)
         # Encode all rows before sending any, so that nothing is sent if one row is invalid.
-        sender = DelayedSender(self._client)
-        late = [entry for queue, some in delayed.items() for entry in sender.encoded(queue, [some])]
         encoded = {queue: self.sender.encoded(queue, some) for queue, some in rows.items()}
         wanted = {queue: len(keys) for queue, (_, keys) in encoded.items()}
         stored: Counter[MessageQueue] = Counter()
         added: dict[MessageQueue, OffsetRange] = {}
         try:
-            sender.send(late)
             for queue, (bodies, keys) in encoded.items():
                 try:
                     added[queue] = self.sender.append_encoded(queue, bodies, keys, stored, require_lock)
@@ -522,5 +515,5 @@ class RocketMQLog:
         except TopicError:
             raise
         except OrderedMQError as error:
-            raise sent_in_part(error, stored, wanted, sender.sent, len(late)) from None
+            raise sent_in_part(error, stored, wanted) from None
         return added

@@ -142,22 +142,17 @@ class _NewRows:
 _senders: Final = BeginAnew(Sender._begin)
 
 
-def sent_in_part(
-    error: E, stored: Mapping[MessageQueue, int], wanted: Mapping[MessageQueue, int], sent: int = 0, late: int = 0
-) -> E:
+def sent_in_part(error: E, stored: Mapping[MessageQueue, int], wanted: Mapping[MessageQueue, int]) -> E:
     """Return the error that ended an append, with the number of rows stored in each queue added to its message.
 
-    ``stored``: the rows that the broker has acknowledged. ``wanted``: all rows. ``sent``, ``late``: the same for the delayed rows, which
-    were sent before the others. The error is unchanged if no row is stored.
+    ``stored``: the rows that the broker has acknowledged. ``wanted``: all rows. The error is unchanged if no row is stored.
     """
-    done, total = sent + sum(stored.values()), late + sum(wanted.values())
+    done, total = sum(stored.values()), sum(wanted.values())
     if not done:
         return error
-    places = [f"{stored[queue]} of {count} of queue {queue}" for queue, count in wanted.items() if stored[queue]]
-    where = ", ".join(([f"{sent} of {late} delayed rows"] if sent else []) + places)
+    where = ", ".join(f"{stored[queue]} of {count} of queue {queue}" for queue, count in wanted.items() if stored[queue])
     unknown = isinstance(error, RocketMQUnavailableError) and error.outcome_unknown
     perhaps = ", and perhaps the next ones" if unknown else ""
-    remedy = "Send only the others again"
-    if sent < late:
-        remedy = "Delayed rows are stored in any order, so send all rows again if some may be delivered twice"
-    return type(error)(error.sub, f"{error.message}. {done} of {total} rows are stored ({where}){perhaps}. {remedy}")
+    return type(error)(
+        error.sub, f"{error.message}. {done} of {total} rows are stored ({where}){perhaps}. Send only the others again"
+    )

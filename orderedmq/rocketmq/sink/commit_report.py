@@ -34,7 +34,6 @@ class QueueReport:
     - ``newest``: the sink's newest batch that was seen.
     - ``of_others``: number of the batch's messages that other runs sent.
     - ``taken``: the offsets of those ``of_others`` messages that match rows of this attempt, as `pack` returns them.
-    - ``delayed``: number of delayed rows, which the other numbers and the range do not include.
     """
 
     queue: MessageQueue
@@ -48,12 +47,11 @@ class QueueReport:
     newest: int = -1
     of_others: int = 0
     taken: str = ""
-    delayed: int = 0
 
     @property
     def rows(self) -> int:
         """The number of rows that the attempt had for the queue."""
-        return self.sent + self.found + self.missing + self.delayed
+        return self.sent + self.found + self.missing
 
 
 @dataclass(frozen=True)

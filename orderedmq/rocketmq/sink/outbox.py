@@ -30,7 +30,6 @@ from orderedmq.rocketmq.group import lock_rules
 from orderedmq.rocketmq.messages.log import RocketMQLog
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.deadline import Deadline
-from orderedmq.rocketmq.sink import delayed_rows
 from orderedmq.rocketmq.sink.bookmarks import TIMEOUT, Bookmarks
 from orderedmq.rocketmq.sink.broker_queue import LockTiming, RocketMQQueue
 from orderedmq.rocketmq.sink.commit_history import Committed
@@ -110,7 +109,7 @@ class RocketMQOutbox:
         spans = ranges([*(report for token in tokens for report in token.reports), *settled])
         sink = sink_name(batch.sink_id)
         marks = {queue.topic: Bookmarks(self._client, sink, queue.topic, batch.group) for queue in spans}
-        # Delayed rows and rows that were not sent have no range, but their brokers know whether the batch was committed.
+        # Rows that were not sent have no range, but their brokers know whether the batch was committed.
         written = [report.queue for token in tokens for report in token.reports if report.rows]
         brokers = self._brokers(batch, written)
         self._for_each(
@@ -135,10 +134,6 @@ class RocketMQOutbox:
         self._for_each(known, lambda one: self._record_commit(batch, one, known[one]))
         _warn(batch, tokens, settled)
         return Published(True, {}) if verdict.replayed else Published(False, spans)
-
-    def require_delays(self, columns: Sequence[str], topic: str | None) -> None:
-        """See `Outbox.require_delays`. A broker that cannot be asked now is asked when rows are sent to it."""
-        delayed_rows.require(self._client, columns, topic)
 
     def _settle(self, batch: SinkBatch, tokens: Sequence[Token]) -> list[QueueReport]:
         """Send the rows that are missing because several tasks found the same message."""

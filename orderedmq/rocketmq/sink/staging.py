@@ -24,12 +24,10 @@ from orderedmq.rocketmq.sink.agreement import Agreement
 from orderedmq.rocketmq.sink.bookmarks import Bookmarks
 from orderedmq.rocketmq.sink.broker_queue import LockTiming, RocketMQQueue, abandoned
 from orderedmq.rocketmq.sink.commit_report import Token
-from orderedmq.rocketmq.sink.delayed_rows import DelayedRows
 from orderedmq.rocketmq.sink.message_stamp import Writer, run_name, sink_name
-from orderedmq.rocketmq.sink.queue_writer import QueueWriter, Start
+from orderedmq.rocketmq.sink.queue_writer import QueueWriter
 from orderedmq.rocketmq.sink.topic_brokers import TIMEOUT, RocketMQTopicBrokers
 from orderedmq.rocketmq.wire.queue_state import RouteState, state_of
-from orderedmq.rows import delays
 from orderedmq.rows.message_rows import normalise
 from orderedmq.schema import concat_batches
 
@@ -88,7 +86,6 @@ class RocketMQStaging:
         self._backlogs: dict[MessageQueue, _Backlog] = {}
         #: By topic, on the queues of the batch.
         self._agreements: dict[str, Agreement] = {}
-        self._delayed = DelayedRows(client, batch.batch_id, partition, timing, self._enter)
         self._pool: ThreadPoolExecutor | None = None
         self._stop = threading.Event()
         # Guards the fields below and the backlogs' contents.
@@ -114,12 +111,6 @@ class RocketMQStaging:
 
     def add(self, queue: MessageQueue, rows: pa.RecordBatch) -> None:
         """Take rows, which are sent later by a thread. Also raises the error of earlier rows, some of which may have been sent."""
-        rows, delayed = delays.split(rows)
-        if delayed is not None:
-            self._require(queue)
-            self._delayed.add(queue, delayed)
-            if not rows.num_rows:
-                return
         backlog = self._backlogs.get(queue)
         where, first = f"queue {queue}", backlog.rows if backlog is not None else 0
         checked = normalise(rows, where, first)
@@ -163,13 +154,10 @@ class RocketMQStaging:
         self._release_queues()
         if self._error is not None:
             raise self._error
-        self._delayed.send()
-        reports = self._delayed.add_to([backlog.writer.report() for backlog in self._backlogs.values()])
+        reports = tuple(backlog.writer.report() for backlog in self._backlogs.values())
         sink, run = (self._writer.sink, self._writer.run) if self._writer is not None else (None, "")
         token = Token(sink, self._batch.batch_id, self._partition, reports, run)
         rows = {queue: backlog.rows for queue, backlog in self._backlogs.items()}
-        for queue, count in self._delayed.counts.items():
-            rows[queue] = rows.get(queue, 0) + count
         return Receipt(token.text(), self._partition, rows)
 
     def abandon(self) -> None:
@@ -211,14 +199,6 @@ class RocketMQStaging:
             self._yield,
             self._agreements.get(queue.topic),
         )
-
-    def _enter(self, queue: MessageQueue) -> Start | None:
-        """Create the sink's group for delayed rows, and return the state of the queue; None for a batch without identity."""
-        if self._writer is None:
-            return None
-        broker_queue = self._broker_queue(queue)
-        broker_queue.enter()
-        return broker_queue.start()
 
     def _submit(self, group: list[_Backlog]) -> None:
         if self._pool is None:

@@ -185,16 +185,16 @@ def nowhere(queue: MessageQueue) -> MessageQueue:
     return queue._replace(queue_id=_NO_QUEUE)
 
 
-def send_nowhere(queue: MessageQueue, properties: str = "", *, group: str = PRODUCER_GROUP) -> Request[SendResult]:
+def send_nowhere(queue: MessageQueue, *, group: str = PRODUCER_GROUP) -> Request[SendResult]:
     """Send a message that is not stored, because its queue does not exist.
 
     The broker checks the account's rights first, and creates a retry topic (AbstractSendMessageProcessor.msgCheck).
     """
-    return replace(send(nowhere(queue), b"\0", properties, group=group, born=0), repeatable=True)
+    return replace(send(nowhere(queue), b"\0", "", group=group, born=0), repeatable=True)
 
 
-def refused_type(queue: MessageQueue, properties: str) -> Request[str | None]:
-    """Ask a Proxy whether it passes messages with ``properties`` on to the topic. Nothing is stored.
+def refused_type(queue: MessageQueue) -> Request[str | None]:
+    """Ask a Proxy whether it passes messages without properties on to the topic. Nothing is stored.
 
     The answer is None if it does, and otherwise the type that the topic's messages must have. Raises RocketMQUnavailableError if the
     Proxy does not know the type. A broker before 5.3.2 has no response
@@ -205,7 +205,7 @@ def refused_type(queue: MessageQueue, properties: str) -> Request[str | None]:
         types = types_in(response.remark or "")
         return require_type(f"topic {queue.topic!r}", types[0]) if types is not None else None
 
-    asked = send_nowhere(queue, properties)
+    asked = send_nowhere(queue)
     return Request(
         asked.code,
         f"request for the type of the messages of topic {queue.topic}",
