@@ -33,6 +33,7 @@ def null(kind: pa.DataType) -> pa.Array:
 
 BAD: list[tuple[str, pa.RecordBatch, dict[str, str], str, str]] = [
     ("a foreign column", one(foo=1), OUT, "ORDEREDMQ_SCHEMA.UNKNOWN_COLUMN", "foo"),
+    ("a column that delays", one(delay_time_level=1), OUT, "ORDEREDMQ_SCHEMA.UNKNOWN_COLUMN", "a delayed message has no order"),
     ("no body", one(body=None), OUT, "ORDEREDMQ_SCHEMA.MISSING_COLUMN", "body"),
     ("a body of another type", one(1, None), OUT, "ORDEREDMQ_SCHEMA.WRONG_TYPE", "body"),
     (
