@@ -183,7 +183,9 @@ def test_the_quick_start_of_the_documents_runs_as_it_stands_without_java_and_set
     env = bare_machine | {"SPARK_LOCAL_IP": "127.0.0.1", "JDK_JAVA_OPTIONS": " ".join(QUICK_JVM)}
     said = ""
     for command in commands:
-        done = subprocess.run(["sh", "-c", command], cwd=bare, env=env, capture_output=True, text=True, timeout=150)
+        done = subprocess.run(
+            ["sh", "-c", f". omq/bin/activate && {command}"], cwd=bare, env=env, capture_output=True, text=True, timeout=150
+        )
         assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr[-3000:]}"
         said = done.stdout
     assert re.findall(r"order-1 was (\w+)", said) == re.findall(r"order-2 was (\w+)", said) == ["created", "paid", "shipped"]
