@@ -152,15 +152,15 @@ class Bookmarks:
         bookmarks = [number if is_own else None for number in numbers[shared::2]]
         entries = [WriterEntry.parse(entry or 0) for entry in numbers[shared + 1 :: 2]]
         # Request the ends last: they must not be older than the entries, and a broker answers requests for ends and offsets in any order.
-        found = []
+        queue_numbers = []
         for queue, bookmark, entry, end in zip(queues, bookmarks, entries, ends(bookmarks)):
             if bookmark is not None and bookmark > end:
                 self.forget(queue)
-                found.append(Numbers(None, -1, entry, Record.parse(0), end))
+                queue_numbers.append(Numbers(None, -1, entry, Record.parse(0), end))
             else:
                 newest, queues_record = (committed or 0, record or 0) if is_own else (0, 0)
-                found.append(Numbers(bookmark, newest - 1, entry, Record.parse(queues_record), end))
-        return found
+                queue_numbers.append(Numbers(bookmark, newest - 1, entry, Record.parse(queues_record), end))
+        return queue_numbers
 
     def states(self, queues: Sequence[MessageQueue]) -> list[BrokerState]:
         """Return what the brokers of these queues store about the sink's last batches. See `read` about numbers of another sink.

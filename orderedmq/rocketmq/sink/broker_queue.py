@@ -221,13 +221,13 @@ class RocketMQQueue(BrokerPort):
     def _take_over_some(self, entries: Mapping[RocketMQQueue, WriterEntry]) -> set[RocketMQQueue]:
         """Do what `_take_over` does for queues of this broker where that needs no wait. Return those for which it would return True."""
         gates = {port: port._lock_named("gate") for port, entry in entries.items() if not port._is_rival(entry)}
-        held: list[MessageQueue] = []
+        locked_gates: list[MessageQueue] = []
         deadline = Deadline.after(self._timing.send_timeout)
         try:
             if gates:
                 got = self._connect(deadline).call(lock(self._group, self._client_id, list(gates.values())), deadline)
-                held = [gate for gate in gates.values() if gate in got]
-            ports = [port for port, gate in gates.items() if gate in held]
+                locked_gates = [gate for gate in gates.values() if gate in got]
+            ports = [port for port, gate in gates.items() if gate in locked_gates]
             there = self._bookmarks.entries([port.queue for port in ports])
             certain = [port for port, entry in zip(ports, there) if entry == entries[port]]
             self._bookmarks.write_entries({port.queue: port._entry.widened(entries[port]) for port in certain})
@@ -235,7 +235,7 @@ class RocketMQQueue(BrokerPort):
         except RocketMQUnavailableError:
             return set()
         finally:
-            self._unlock(held, Deadline.after(self._timing.send_timeout))
+            self._unlock(locked_gates, Deadline.after(self._timing.send_timeout))
 
     def _give_back(self, ports: Sequence[RocketMQQueue], deadline: float) -> None:
         """Give the locks of queues of this broker back."""

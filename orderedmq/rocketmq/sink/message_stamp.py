@@ -230,13 +230,13 @@ def may_concern(writer: Writer, records: bytes, committed: int) -> bool:
     ``committed``: the number of their first bytes that belong to messages below the bookmark. False is certain, and much cheaper than
     `find_messages`. True is not certain, because a message's body may contain something that looks like a stamp.
     """
-    for found in _IN_RECORDS.finditer(records):
-        sink, batch, run, partition = found.groups()
+    for stamp in _IN_RECORDS.finditer(records):
+        sink, batch, run, partition = stamp.groups()
         number = int(batch)
         if number < writer.batch or sink.decode() != sink_digest(writer.sink):
             continue
         is_own = run.decode() != writer.run or int(partition) == writer.partition
-        if number > writer.batch or found.start() < committed or is_own:
+        if number > writer.batch or stamp.start() < committed or is_own:
             return True
     return False
 
