@@ -57,8 +57,10 @@ class InSpark:
             else:
                 query.processAllAvailable()
             assert not fails
-        except StreamingQueryException:
-            assert fails
+        except StreamingQueryException as error:
+            # On a busy machine, Spark may fail to start the source. That is not the failure of the scenario.
+            if not fails or "ORDEREDMQ_" not in str(error):
+                raise
         query.stop()
         # Spark does not wait until the process of the source has ended.
         try:
