@@ -337,16 +337,6 @@ class Groups(Protocol):
         group's offsets in these queues. Raises LockError LOST if any token is stale, OffsetError INVALID.
         """
 
-    def settle(self, token: LockToken, offsets: Sequence[int]) -> None:
-        """Record that messages of the token's queue were processed out of order. The group's offset does not change.
-
-        The record lasts until a seek or reset of the group's offset in the queue, or until the group or the topic is deleted. Raises
-        LockError LOST, or OffsetError INVALID for an offset that is too large for the broker to record.
-        """
-
-    def settled(self, group: str, queue: MessageQueue, span: OffsetRange) -> set[int]:
-        """Return the offsets in the range that `settle` has recorded, including those below the group's offset."""
-
     def dead_letter(self, token: LockToken, letters: pa.RecordBatch, offsets: Sequence[int]) -> int:
         """Write messages of the token's queue as dead letters to the topic %DLQ%<group>, which is created if it is missing.
 

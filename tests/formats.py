@@ -239,15 +239,13 @@ def at_rocketmq() -> dict[str, Any]:
     places = {name: getattr(registers, name)(queue).queue_id for name in _PLAIN_REGISTERS}
     stamp = writer.stamp(5)
     return {
-        "registers": places
-        | {"history 2": registers.history(queue, 2).queue_id, "settled 9": registers.settled(queue, 9).queue_id},
+        "registers": places | {"history 2": registers.history(queue, 2).queue_id},
         "epoch": {
             "fence": lock_rules.fence_of(epoch),
             "lingering": lock_rules.lingering(epoch),
             "last": lock_rules.last_epoch(epoch - 1),
         },
         "lock names": [lock_rules.query_name(owner), *lock_rules.lock_names(client)],
-        "settled": registers.settled_number(0b101, epoch),
         "sink": {
             "group": bookmark_group(sink, "orders"),
             "mark": sink_mark(sink),

@@ -22,7 +22,6 @@ from orderedmq.tools.dead_letters import (
     LetterFilter,
     find,
     letter_queues,
-    replayed,
     replayed_to,
     require_one_broker,
 )
@@ -143,9 +142,9 @@ def list_letters(
 ) -> None:
     """Show the dead letters of a group: where each came from, its key, the error, how often it was retried, its body.
 
-    OFFSET is the letter's number, which dlq replay --offset takes. REPLAYED is "yes" if the letter was replayed, and "quarantined" if
-    replay --all skips it. REPLAYS is how often the message was replayed before it became this letter. A table shows only the beginnings
-    of bodies and errors. With --full, and in JSON, they are complete. JSON also has the properties of the message.
+    OFFSET is the letter's number, which dlq replay --offset takes. REPLAYED is "yes" if replay --all has sent the letter, and
+    "quarantined" if replay --all skips it. REPLAYS is how often the message was replayed before it became this letter. A table shows only
+    the beginnings of bodies and errors. With --full, and in JSON, they are complete. JSON also has the properties of the message.
     """
     check_group(group)
     chosen = _filter(key, error, since, None, quarantined or None, max_replays, at_broker)
@@ -161,8 +160,7 @@ def list_letters(
                 raise no_such_offset(queue, end, f"dead letter {offset}")
             # Read one letter more than is shown, to know whether more letters follow.
             for letters in find(broker.log, queue, chosen, begin, end, count + 1 - len(rows)):
-                before = replayed(broker, queue, letters, chosen, upto)
-                rows += [_row(one, replayed=one.offset in before, quarantined=chosen.holds(one)) for one in letters]
+                rows += [_row(one, replayed=chosen.replayed(one, upto), quarantined=chosen.holds(one)) for one in letters]
             if len(rows) > count:
                 break
     more = rows[count:]
@@ -232,14 +230,13 @@ def replay_letters(
     give --sharding-key-type or --selector.
 
     Give --offset, or --all, or conditions (--key, --error, --since, --quarantined). A letter is sent if it meets all conditions. Without
-    --offset, letters that an earlier replay has sent are left out. --limit sends only the first letters. Repeat the command to send the
-    next ones.
+    --offset, letters that an earlier replay --all has sent are left out. --limit sends only the first letters.
 
     A letter becomes a new message at the end of its queue, after later messages of its key, for all groups that read the topic. The
-    letter itself is kept. The offsets of the group dlq-replay record the replayed letters, so that group seek dlq-replay --topic
-    %DLQ%GROUP makes them replayable again. The record is written with every 500 letters. If a replay of chosen letters, or any over
-    RocketMQ, is killed, the next one repeats up to 500 letters, so delivery is at least once. Over RocketMQ the next one can begin after a
-    minute.
+    letter itself is kept. Without conditions, --all and --limit record what they have sent in the offsets of the group dlq-replay, and
+    the next replay continues there. group seek dlq-replay --topic %DLQ%GROUP makes the letters replayable again. Letters chosen by
+    --offset or by conditions are sent each time, and again by a later --all. If a replay of all letters over RocketMQ is killed, the next
+    one repeats up to 500 letters. It can begin after a minute.
 
     Each message records how often it was replayed. If it becomes a dead letter again after --max-replays replays, that letter is in
     quarantine, and only a replay with --quarantined sends it.

@@ -10,7 +10,7 @@ from typing import Final
 
 from orderedmq.broker import Keep, LockInfo, MemberInfo, QueueBounds, QueueInfo, TopicInfo
 from orderedmq.conditions import OptionCondition
-from orderedmq.embedded import dead_letters, garbage, groups, index, outbox, parking_lots, payloads, runs, settled
+from orderedmq.embedded import dead_letters, garbage, groups, index, outbox, parking_lots, payloads, runs
 from orderedmq.embedded.chunk_codec import CODECS
 from orderedmq.embedded.clock import Clock
 from orderedmq.embedded.groups import EmbeddedGroups
@@ -232,7 +232,6 @@ class EmbeddedAdmin:
             for queue, offset in offsets.items():
                 groups.put_offset(txn, group, queue, offset)
                 dead_letters.forget(txn, group, queue, offset)
-                settled.forget(txn, group, queue)
                 if parked == "drop" and queue in lots:
                     groups.put_offset(txn, group, lots[queue], index.state(txn, lots[queue]).max_offset)
                 lock = groups.lock_at(txn, group, queue)
@@ -265,7 +264,7 @@ class EmbeddedAdmin:
                 queues = [queue for topic in lots for queue in index.queues_of(topic)]
                 _require_none_parked(txn, group, queues, delete_with_parked)
             _delete(txn, lots, self._members().alive)
-            for database in ("groups", "locks", "members", "dead", "parked", "settled"):
+            for database in ("groups", "locks", "members", "dead", "parked"):
                 _clear(txn, database, group)
 
         self._open(False).write_deletion(delete)
@@ -379,7 +378,7 @@ def _delete(txn: Transaction, topics: Sequence[TopicInfo], alive: Callable[[str]
         payloads.forget_space(txn, topic)
         txn.delete("topics", layout.topic_key(topic.name))
     names = {topic.name for topic in going}
-    for database in ("groups", "locks", "dead", "parked", "settled"):
+    for database in ("groups", "locks", "dead", "parked"):
         for key, value in [(key, value) for key, value in txn.scan(database) if layout.group_of(key)[1].topic in names]:
             lock = layout.lock_from_json(value) if database == "locks" else None
             if lock is not None and lock.held and alive(lock.client_id):

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 import pyarrow as pa
 
 from orderedmq.conditions import OptionCondition
-from orderedmq.embedded import dead_letters, garbage, parking_lots, settled
+from orderedmq.embedded import dead_letters, garbage, parking_lots
 from orderedmq.embedded.clock import Clock
 from orderedmq.embedded.liveness import Presence, is_alive
 from orderedmq.embedded.log import EmbeddedLog
@@ -303,22 +303,12 @@ class EmbeddedGroups:
                 require_current(txn, token, f"its offset was reset to {offset}")
                 put_offset(txn, token.group, token.queue, offset)
                 dead_letters.forget(txn, token.group, token.queue, offset)
-                settled.forget(txn, token.group, token.queue)
                 lock = lock_at(txn, token.group, token.queue)
                 assert lock is not None, "the token is current"
                 lock = rules.restarted(lock, txn.take_number("epoch"))
                 put_lock(txn, token.group, token.queue, lock)
                 out.append(rules.token_of(lock, token.group, token.queue))
         return out
-
-    def settle(self, token: LockToken, offsets: Sequence[int]) -> None:
-        with self._store.write() as txn:
-            require_current(txn, token, f"{len(offsets)} of its messages were settled")
-            settled.settle(txn, token.group, token.queue, offsets)
-
-    def settled(self, group: str, queue: MessageQueue, span: OffsetRange) -> set[int]:
-        with self._store.read() as txn:
-            return settled.settled(txn, group, queue, span)
 
     def dead_letter(self, token: LockToken, letters: pa.RecordBatch, offsets: Sequence[int]) -> int:
         with self._store.write() as txn:

@@ -1,8 +1,9 @@
 """Reads, selects and counts the dead letters in %DLQ%<group>, and says which of them were replayed (`tools.replay`).
 
-Rules: a replay of all letters commits the offset of REPLAY_GROUP in the dead-letter queues; a replay of selected letters settles
-them individually. Each message counts its replays (`rows.dead_letters.REPLAYS`). If the count of a dead letter has reached
-`LetterFilter.max_replays`, the letter is in quarantine: only a replay of letters in quarantine sends it, and other replays skip it.
+Rules: a replay of all letters commits the offset of REPLAY_GROUP in the dead-letter queues, and the letters before it count as replayed.
+A replay of selected letters copies them and records nothing. Each message counts its replays (`rows.dead_letters.REPLAYS`). If the count
+of a dead letter has reached `LetterFilter.max_replays`, the letter is in quarantine: only a replay of letters in quarantine sends it, and
+other replays skip it.
 
 The embedded broker has one queue for the letters of a group. Each RocketMQ broker has a separate queue with separate offsets, and
 a letter is stored at the broker of the original message. So a letter's offset identifies it only together with its broker.
@@ -26,7 +27,7 @@ from orderedmq.errors import (
     TopicError,
     no_such_offset,
 )
-from orderedmq.model import DEAD_LETTER_PREFIX, MessageQueue, OffsetRange, check_group
+from orderedmq.model import DEAD_LETTER_PREFIX, MessageQueue, check_group
 from orderedmq.options.values import whole_number
 from orderedmq.pulls import pulls
 from orderedmq.rows import dead_letters as noted
@@ -120,6 +121,10 @@ class LetterFilter:
     def holds(self, letter: DeadLetter) -> bool:
         """Whether the letter is in quarantine."""
         return letter.replays >= self.max_replays
+
+    def replayed(self, letter: DeadLetter, upto: int) -> bool:
+        """Whether a replay of all letters has sent the letter. ``upto``: see `replayed_to`."""
+        return letter.offset < upto and not self.holds(letter)
 
     def matches(self, letter: DeadLetter) -> bool:
         """Whether the letter's key and error meet the conditions. `spans` applies ``since`` and ``offsets``."""
@@ -251,14 +256,6 @@ def offset_and_bounds(broker: Broker, queue: MessageQueue) -> tuple[int, QueueBo
     # Read the end last, so that a replay that is running cannot move the offset beyond it.
     offset = broker.groups.offsets(REPLAY_GROUP, [queue]).get(queue, 0)
     return offset, broker.log.bounds([queue])[queue]
-
-
-def replayed(broker: Broker, queue: MessageQueue, letters: Sequence[DeadLetter], chosen: LetterFilter, upto: int) -> set[int]:
-    """Return which of these letters, given in order, were replayed. ``upto``: see `replayed_to`."""
-    if not letters:
-        return set()
-    alone = broker.groups.settled(REPLAY_GROUP, queue, OffsetRange(letters[0].offset, letters[-1].offset + 1))
-    return {one.offset for one in letters if one.offset in alone or (one.offset < upto and not chosen.holds(one))}
 
 
 def count(broker: Broker, group: str) -> LetterCount | None:

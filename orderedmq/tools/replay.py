@@ -2,9 +2,9 @@
 
 Rules: a replay is a consumer of the dead-letter queues, in the group REPLAY_GROUP of the same broker. It is a separate owner and
 holds the queues' locks, so two replays cannot run at the same time. It appends one piece of the letters to their topics under the
-locks (`Groups.pass_on`) and records that they were sent (`tools.dead_letters` says how), so that no later replay sends them again. If
-a replay of chosen letters dies between the append and the record, or any replay over a broker where these are not one transaction, the
-next one sends that piece again: letters are sent at least once.
+locks (`Groups.pass_on`). A replay of all letters also commits the group's offset, so that no later replay sends them again. If it dies
+between the append and the commit, over a broker where these are not one transaction, the next one sends that piece again. A replay of
+chosen letters records nothing: the next one that chooses them, or that sends all, sends them again.
 
 A replay sends the original message, without the properties of its failure, to the queue that its sharding key chooses now. Letters
 have their keys as text. If a letter came from the queue that its key chooses as a number, and not from the queue that it chooses as
@@ -37,7 +37,6 @@ from orderedmq.tools.dead_letters import (
     letter_queues,
     offset_and_bounds,
     read,
-    replayed,
 )
 from orderedmq.tools.producer import append_chosen
 
@@ -69,7 +68,7 @@ def replay(
     keying: Keying | None = None,
     progress: Callable[[int, int], None] = lambda _done, _of: None,
 ) -> None:
-    """Send the letters of ``queues`` that ``chosen`` selects and that were not replayed yet, at most ``limit`` letters.
+    """Send the letters of ``queues`` that ``chosen`` selects and no replay of all letters has sent, at most ``limit`` letters.
 
     ``queues`` come from `letter_queues`. Letters chosen by offset are sent even if they were replayed before. ``done`` counts the
     letters sent; ``progress`` gets the number sent and the number to send. Before anything is sent, the topic and queue of every
@@ -113,8 +112,9 @@ def replay_dead_letters(
 ) -> Replayed:
     """Send dead letters of ``group`` again, as ``orderedmq dlq replay`` does; return how many were sent, and to which topics.
 
-    ``chosen`` selects the letters; by default all that were not replayed yet and are not in quarantine. ``limit`` is the maximum
-    number of letters to send. ``to_topic`` is the topic to send them to (default: the topic that each came from).
+    ``chosen`` selects the letters; by default all that were not replayed yet and are not in quarantine. Only such a replay records
+    what it has sent; letters that a filter selects are sent each time. ``limit`` is the maximum number of letters to send.
+    ``to_topic`` is the topic to send them to (default: the topic that each came from).
     ``sharding_key_type`` ("text", "int" or "long") and ``selector`` ("hash" or "mod") are those of the producer whose messages
     became dead letters; they are needed if keys are numbers. ``progress`` gets the number of letters sent so far and the number to
     send. Raises OptionError INVALID for a limit below 1, CONFLICT; and the errors of `letter_queues` and `replay`.
@@ -176,8 +176,6 @@ class _Replay:
                 self._send(piece, targets, piece.end if in_turn else None)
             elif in_turn:
                 broker.groups.commit({piece.token: piece.end})
-            if piece.letters and not in_turn:
-                broker.groups.settle(piece.token, [letter.offset for letter in piece.letters])
             done.letters += len(piece.letters)
             done.topics.update(self.to_topic or _origin(letter).topic for letter in piece.letters)
             self.progress(done.letters, total)
@@ -205,8 +203,7 @@ class _Replay:
             for letters in read(self.broker.log, token.queue, *span):
                 found = [letter for letter in letters if self.chosen.matches(letter)]
                 if not self.chosen.offsets:
-                    before = replayed(self.broker, token.queue, found, self.chosen, upto)
-                    found = [letter for letter in found if letter.offset not in before]
+                    found = [letter for letter in found if not self.chosen.replayed(letter, upto)]
                 sent = [letter for letter in found if self.chosen.passes(letter)]
                 held = [letter for letter in found if self.chosen.quarantined is False and self.chosen.holds(letter)]
                 if left is not None and len(sent) >= left:

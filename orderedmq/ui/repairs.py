@@ -7,7 +7,7 @@ a copy is shown before it is made, and sets exactly the offsets that were shown.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, cast, get_args
 from urllib.parse import unquote
@@ -83,16 +83,13 @@ class Repairs:
             begin = first if first is not None else at.min_offset if filtered else last - ROWS
             [(begin, _)] = chosen.spans(broker.log, queue, min(max(at.min_offset, begin), last), last)
             end = min(begin + (_SEARCHED if filtered else ROWS), last)
-            letters, replayed = list[DeadLetter](), set[int]()
-            for piece in dead_letters.find(broker.log, queue, chosen, begin, end, ROWS):
-                letters += piece
-                replayed |= dead_letters.replayed(broker, queue, piece, chosen, upto)
+            letters = [letter for piece in dead_letters.find(broker.log, queue, chosen, begin, end, ROWS) for letter in piece]
             if filtered and len(letters) == ROWS:
                 end = letters[-1].offset + 1
             if len(queues) > 1:
                 given = {**given, "broker": queue.broker_name}
             names["queue"] = queue
-            names["letters"] = [(letter, _state(letter, chosen, replayed)) for letter in letters]
+            names["letters"] = [(letter, _state(letter, chosen, upto)) for letter in letters]
             names["waiting"] = max(last - upto, 0)
             conditions = _conditions(given)
             if begin > at.min_offset and not filtered:
@@ -129,7 +126,11 @@ class Repairs:
         to = ", ".join(f"{count:,} to {topic}" for topic, count in sorted(done.topics.items()))
         said = f"Replayed {done.letters:,} dead letter{'' if done.letters == 1 else 's'}{f': {to}' if to else ''}."
         if done.letters == _AT_ONCE:
-            said += " There may be more letters: replay again to continue."
+            said += (
+                " There may be more matches: set a later time to continue, since the same replay sends these again."
+                if chosen.chooses or chosen.quarantined
+                else " There may be more letters: replay again to continue."
+            )
         if done.quarantined:
             said += f" Left out {done.quarantined:,} in quarantine."
         if done.deleted:
@@ -290,9 +291,9 @@ def _filter(given: Mapping[str, str]) -> LetterFilter:
     )
 
 
-def _state(letter: DeadLetter, chosen: LetterFilter, replayed: Collection[int]) -> str:
+def _state(letter: DeadLetter, chosen: LetterFilter, upto: int) -> str:
     """Return the text of the column "Replayed": yes, no or quarantined."""
-    return "yes" if letter.offset in replayed else "quarantined" if chosen.holds(letter) else "no"
+    return "yes" if chosen.replayed(letter, upto) else "quarantined" if chosen.holds(letter) else "no"
 
 
 def _letter(text: str) -> int:

@@ -463,9 +463,7 @@ def test_pages_beyond_the_value_are_not_freed(place: Path):
     assert [one for one in check(place) if f"page {at // 4096}" in one]
 
 
-@pytest.mark.parametrize(
-    "database", ["topics", "queues", "groups", "locks", "dead", "parked", "settled", "batches", "segments", "space"]
-)
+@pytest.mark.parametrize("database", ["topics", "queues", "groups", "locks", "dead", "parked", "batches", "segments", "space"])
 def test_an_entry_that_a_changed_key_has_moved_is_missed(place: Path, database: str):
     """The key's last byte is changed, so that the entry stays between its neighbours, but is not found under its key."""
     opened = Store.open(place)

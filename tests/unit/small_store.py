@@ -9,7 +9,7 @@ from typing import Any
 
 from orderedmq.broker import Receipt, SinkBatch
 from orderedmq.embedded.broker import EmbeddedBroker
-from orderedmq.model import EMBEDDED_BROKER, MESSAGE_SCHEMA, MessageQueue, OffsetRange
+from orderedmq.model import EMBEDDED_BROKER, MESSAGE_SCHEMA, MessageQueue
 from orderedmq.ownership.lock import ClientIdentity, Instant, LockToken
 from orderedmq.ownership.membership import Subscription
 from orderedmq.parking.rules import Order, Put, Ticket, companion
@@ -62,7 +62,6 @@ def make(path: Path, *, small: bool = False) -> tuple[EmbeddedBroker, ClientIden
     broker.groups.commit({tokens[0]: 3, tokens[1]: 1})
     broker.groups.heartbeat("g", me, Subscription("shared", "orders", "averagely"), "room")
     broker.groups.dead_letter(tokens[0], rows(["0 1", "0 3"]), [1, 3])
-    broker.groups.settle(tokens[0], [5, 7])
     broker.groups.park(tokens[0], [Put(first, at, Ticket(at, 1, 1, 99, "why")) for at in (4, 9, 8)])
     broker.groups.park(tokens[0], [Put(PARKED, 0, Ticket(4, 2, 2, 199, "again"))])
     broker.groups.commit({companion(tokens[0]): 1})
@@ -111,7 +110,6 @@ def group(broker: EmbeddedBroker, name: str) -> Any:
     return {
         "offsets": {str(queue): offset for queue, offset in offsets.items()},
         "described": {str(queue): offset for queue, offset in broker.admin.group_offsets(name).items()},
-        "settled": sorted(broker.groups.settled(name, QUEUES[0], OffsetRange(0, 100))),
         "locks": [named(lock, LOCK) for lock in broker.admin.locks(name)],
         "members": [named(member.member, MEMBER) for member in broker.admin.members(name)],
     }

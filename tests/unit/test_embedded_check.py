@@ -202,13 +202,6 @@ def copied(source: MessageQueue, offset: int, at: int) -> Callable[[Transaction]
     return damage
 
 
-def settled(block: int, bits: int, queue: MessageQueue = Q1) -> Callable[[Transaction], None]:
-    def damage(txn: Transaction) -> None:
-        txn.put("settled", layout.message_key("h", queue, block), layout.number(bits))
-
-    return damage
-
-
 def lots_of_nothing(txn: Transaction) -> None:
     put_queues(txn, TopicInfo("%PARKED%h%other", 1, "1" * 16))
 
@@ -275,9 +268,6 @@ DAMAGE: list[tuple[Callable[[Transaction], object], str]] = [
     (letter(4, 1), "has its dead letter at 1, and so has message "),
     (letter(4, 0, "h"), "message 4 of queue orders/embedded/0 of group 'h' has a dead letter in a topic that does not exist"),
     (letter(4, 1, queue=Q1._replace(topic="nothing")), "has a dead letter, but its queue does not exist"),
-    (settled(0, 0b1001), f"message 3 of queue {Q1} was processed by group 'h', but does not exist"),
-    (settled(1, 0b1), f"message 64 of queue {Q1} was processed by group 'h', but does not exist"),
-    (settled(0, 0b1, Q1._replace(topic="x")), "of queue x/embedded/1 was processed by group 'h'"),
     (lambda txn: txn.put("batches", b"s\0" + layout.number(5), b"{}"), "batch 5 of sink b's'"),
 ]
 

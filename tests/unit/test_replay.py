@@ -20,10 +20,9 @@ from ordered_source.listener.shell import Consumer
 from orderedmq.broker import Broker
 from orderedmq.cli import app
 from orderedmq.cli.shell import Bar
-from orderedmq.embedded.groups import EmbeddedGroups
 from orderedmq.errors import OptionError, TopicError
 from orderedmq.listening.queue_engine import OrderPerQueue
-from orderedmq.model import PRODUCER_SCHEMA, MessageQueue, OffsetRange
+from orderedmq.model import PRODUCER_SCHEMA, MessageQueue
 from orderedmq.ownership.lock import ClientIdentity, LockToken
 from orderedmq.ownership.membership import Subscription
 from orderedmq.parking.rules import Put, Ticket
@@ -36,7 +35,6 @@ from orderedmq.tools.replay import Replayed, _choose_queues, replay
 from orderedmq.tools.seek import parse_target, resolve
 from tests.command import Run, bodies
 from tests.contract.support import locked
-from tests.ui_site import served
 from tests.unit.test_listener_shell import LATER, LETTERS, SUSPEND, Rig
 
 
@@ -129,7 +127,7 @@ def test_a_replay_sends_the_letters_that_the_list_shows_with_the_same_conditions
     assert [row["body"] for row in run("dlq", "list", "g", *shown)] == chosen
     assert run("dlq", "replay", "g", *conditions, "--to-topic", "b")[0]["replayed"] == len(chosen)
     assert sent(broker, "b") == chosen
-    assert [row["body"] for row in run("dlq", "list", "g") if row["replayed"]] == chosen
+    assert not any(row["replayed"] for row in run("dlq", "list", "g")), "only a replay of all letters records what it has sent"
 
 
 def test_a_key_that_is_not_utf_8_is_found_as_it_is_stored(run: Run, broker: Broker) -> None:
@@ -147,15 +145,14 @@ def test_letters_are_chosen_by_the_time_at_which_they_were_put_aside(run: Run, b
     give_up(broker, ORDERS[2:3])
     assert [row["body"] for row in run("dlq", "list", "g", "--since", str(since))] == ["3"]
     assert run("dlq", "replay", "g", "--since", str(since))[0]["replayed"] == 1
-    assert [row["replayed"] for row in run("dlq", "list", "g")] == [False, False, True]
+    assert sent(broker) == ["3"]
 
 
-def test_a_limit_sends_the_first_letters_and_the_same_command_goes_on(run: Run, broker: Broker) -> None:
+def test_a_limit_sends_the_first_letters_and_a_replay_of_all_letters_continues_behind_them(run: Run, broker: Broker) -> None:
     give_up(broker, ORDERS)
-    for conditions, steps in ((["--key", "x", "--limit", "2"], [2, 1, 0]), (["--limit", "1"], [1, 1, 0])):
+    for conditions, steps in ((["--key", "x", "--limit", "2"], [2, 2]), (["--limit", "3"], [3, 2, 0])):
         assert [run("dlq", "replay", "g", *conditions, "--to-topic", "b")[0]["replayed"] for _ in steps] == steps
-    assert sent(broker, "b") == ["1", "3", "5", "2", "4"]
-    assert run("dlq", "replay", "g", "--all")[0]["replayed"] == 0
+    assert sent(broker, "b") == ["1", "3", "1", "3", "1", "2", "3", "4", "5"]
 
 
 @pytest.mark.parametrize(
@@ -182,41 +179,19 @@ def test_letters_that_are_chosen_wrongly_are_refused(
 
 
 @pytest.mark.holds("replay once")
-def test_a_letter_is_sent_once_whichever_replay_sent_it_until_somebody_seeks_back(run: Run, broker: Broker) -> None:
+def test_replays_of_all_letters_send_each_once_until_somebody_seeks_back(run: Run, broker: Broker) -> None:
     give_up(broker, ORDERS)
-    to = ["--to-topic", "b"]
-    assert run("dlq", "replay", "g", "--error", "Timeout", *to)[0]["replayed"] == 2
-    assert run("dlq", "replay", "g", "--key", "x", *to)[0]["replayed"] == 2
-    assert run("dlq", "replay", "g", "--all", *to)[0]["replayed"] == 1
-    assert sent(broker, "b") == ["1", "4", "3", "5", "2"]
+
+    def replays(*which: str) -> int:
+        [done] = run("dlq", "replay", "g", *which, "--to-topic", "b")
+        return int(done["replayed"])
+
+    assert [replays("--error", "Timeout"), replays("--key", "x"), replays("--all")] == [2, 3, 5], (
+        "chosen letters are only copied"
+    )
+    assert [replays("--error", "Timeout"), replays("--key", "x"), replays("--all"), replays("--offset", "0")] == [0, 0, 0, 1]
     run("group", "seek", dead_letters.REPLAY_GROUP, "--to", "earliest")
-    assert run("dlq", "replay", "g", "--all", *to)[0]["replayed"] == 5
-
-
-@pytest.mark.holds("replay once")
-def test_a_replay_of_chosen_letters_that_was_killed_repeats_its_last_step_only(
-    run: Run, broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(dead_letters, "PIECE", 3)
-    give_up(broker, [(str(at), "x", "bad") for at in range(10)])
-    settle, steps = EmbeddedGroups.settle, list[int]()
-
-    class Killed(BaseException):
-        pass
-
-    def dies(self: EmbeddedGroups, token: LockToken, offsets: Sequence[int]) -> None:
-        steps.append(len(offsets))
-        if len(steps) == 2:
-            raise Killed
-        settle(self, token, offsets)
-
-    chosen = dead_letters.LetterFilter(frozenset("x"), quarantined=False)
-    with monkeypatch.context() as patch:
-        patch.setattr(EmbeddedGroups, "settle", dies)
-        with pytest.raises(Killed):
-            replay(broker, [LETTERS], chosen, Replayed())
-    assert run("dlq", "replay", "g", "--key", "x")[0]["replayed"] == 7
-    assert sorted(map(int, sent(broker))) == sorted([*range(6), *range(3, 10)])
+    assert [replays("--key", "x"), replays("--all")] == [3, 5]
 
 
 def test_a_replay_is_refused_if_the_group_is_beyond_the_end_of_the_letters(run: Run, broker: Broker) -> None:
@@ -225,9 +200,8 @@ def test_a_replay_is_refused_if_the_group_is_beyond_the_end_of_the_letters(run: 
     client = broker.groups.join(dead_letters.REPLAY_GROUP)
     [token] = locked(broker, dead_letters.REPLAY_GROUP, client, broker.log.queues("%DLQ%g"))
     broker.groups.commit({token: 4})
-    broker.groups.settle(token, [1])
     broker.groups.unlock([token])
-    assert [row["offset"] for row in run("dlq", "list", "g") if row["offset"] != 1 and not row["replayed"]] == [0, 2]
+    assert not any(row["replayed"] for row in run("dlq", "list", "g"))
     assert dead_letters.replayed_to(broker, token.queue) == 0
     for which in (["--key", "y"], ["--all"]):
         assert "group seek dlq-replay --topic %DLQ%g --to earliest" in run("dlq", "replay", "g", *which, code=1)
@@ -235,15 +209,15 @@ def test_a_replay_is_refused_if_the_group_is_beyond_the_end_of_the_letters(run: 
     assert run("dlq", "replay", "g", "--key", "y")[0]["replayed"] == 1
     assert run("dlq", "replay", "g", "--all")[0] == {
         "group": "g",
-        "replayed": 2,
-        "topics": {"a": 2},
+        "replayed": 3,
+        "topics": {"a": 3},
         "quarantined": 0,
         "deleted": 0,
     }
     give_up(broker, ORDERS[3:])
     assert dead_letters.count(broker, "g") == dead_letters.LetterCount(stored=5, waiting=2, written=5)
     assert run("dlq", "replay", "g", "--all")[0]["replayed"] == 2
-    assert sorted(sent(broker)) == ["1", "2", "3", "4", "5"]
+    assert sorted(sent(broker)) == ["1", "2", "2", "3", "4", "5"]
 
 
 @pytest.mark.holds("same key, same queue")
@@ -264,33 +238,6 @@ def test_letters_of_a_key_are_in_one_queue_if_the_topic_grows_before_the_replay_
     keys = pa.array(sorted(letters))
     assert len(letters) == 20
     assert [letters[key].queue_id for key in keys.to_pylist()] == Keying().queues_of(keys, 8, "").tolist()
-
-
-def test_the_marks_of_letters_are_read_only_for_letters_that_are_shown_or_sent(
-    run: Run, broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Over RocketMQ it takes a request to read the marks of 40 letters, and a queue may have millions."""
-    monkeypatch.setattr(dead_letters, "PIECE", 10)
-    give_up(broker, [(str(at), "x" if at in (0, 999) else "y", "bad") for at in range(1000)])
-    settled, spans = EmbeddedGroups.settled, list[OffsetRange]()
-
-    def counted(self: EmbeddedGroups, group: str, queue: MessageQueue, span: OffsetRange) -> set[int]:
-        spans.append(span)
-        return settled(self, group, queue, span)
-
-    monkeypatch.setattr(EmbeddedGroups, "settled", counted)
-    assert dead_letters.count(broker, "g") == dead_letters.LetterCount(stored=1000, waiting=1000, written=1000)
-    assert spans == []
-    assert len(run("dlq", "list", "g", "--count", "20")) == 20
-    assert sum(span.messages for span in spans) <= 30
-    spans.clear()
-    with served(broker) as site:
-        assert "no replay of all letters has reached: 1,000." in site.get("/groups/g/dead?key=x").words
-    assert sum(span.messages for span in spans) == 2
-    assert broker.admin.trim("%DLQ%g", {LETTERS: 1000})
-    spans.clear()
-    assert run("dlq", "replay", "g", "--all")[0]["deleted"] == 1000
-    assert spans == []
 
 
 def test_progress_counts_what_is_sent_of_what_is_to_be_sent(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -353,7 +300,7 @@ def test_a_message_that_is_given_up_again_after_each_replay_is_in_quarantine(tmp
     rig.broker.close()
 
 
-def test_only_who_asks_for_letters_in_quarantine_replays_them_each_once(run: Run, broker: Broker) -> None:
+def test_letters_in_quarantine_are_replayed_only_on_request(run: Run, broker: Broker) -> None:
     give_up(broker, ORDERS[:2])
     give_up(broker, [("poison", "x", "Timeout"), ("worse", "y", "KeyError")], "g=3,other=1")
     give_up(broker, ORDERS[2:3], "g=2,other=9")
@@ -363,22 +310,21 @@ def test_only_who_asks_for_letters_in_quarantine_replays_them_each_once(run: Run
     assert "OPTION.MISSING" in said
     assert "dead letter 2 is in quarantine: its message was replayed 3 times" in said
     to = ["--to-topic", "b"]
-    for conditions, counts in ((["--key", "x"], (2, 1)), (["--all"], (1, 2)), (["--all"], (0, 0))):
+    for conditions, counts in ((["--key", "x"], (2, 1)), (["--all"], (3, 2)), (["--all"], (0, 0))):
         [done] = run("dlq", "replay", "g", *conditions, *to)
         assert (done["replayed"], done["quarantined"]) == counts
-    assert sent(broker, "b") == ["1", "3", "2"]
+    assert sent(broker, "b") == ["1", "3", "1", "2", "3"]
     assert [row["replayed"] for row in run("dlq", "list", "g")] == [True, True, False, False, True]
     for conditions, count in (
         (["--quarantined", "--error", "Timeout"], 1),
-        (["--all", "--quarantined"], 1),
-        (["--quarantined"], 0),
+        (["--all", "--quarantined"], 2),
     ):
         assert run("dlq", "replay", "g", *conditions, *to)[0]["replayed"] == count
     assert run("dlq", "replay", "g", "--offset", "2", "--offset", "0", "--quarantined", *to)[0]["replayed"] == 2
-    assert sent(broker, "b")[3:] == ["poison", "worse", "1", "poison"]
-    assert all(row["replayed"] for row in run("dlq", "list", "g"))
+    assert sent(broker, "b")[5:] == ["poison", "poison", "worse", "1", "poison"]
+    assert [row["replayed"] for row in run("dlq", "list", "g")] == [True, True, False, False, True]
     [queue] = broker.log.queues("b")
-    copies = broker.log.pull(queue, 3, 1, 1 << 20, ("properties",)).to_pylist()
+    copies = broker.log.pull(queue, 5, 1, 1 << 20, ("properties",)).to_pylist()
     assert copies == [{"properties": [(REPLAYS, "g=4,other=1")]}]
 
 
@@ -524,14 +470,14 @@ def test_a_seek_to_a_time_ends_at_the_end_that_was_seen(two: Two, monkeypatch: p
     assert resolve(log, parse_target("2999-01-01T00:00:00Z", "--to"), two.queues) == dict.fromkeys(two.queues, 10)
 
 
-def test_in_python_the_same_letters_are_chosen_and_sent_once(broker: Broker) -> None:
+def test_in_python_the_same_letters_are_chosen_and_all_are_sent_once(broker: Broker) -> None:
     give_up(broker, ORDERS)
     chosen = orderedmq.LetterFilter(error="KeyError", quarantined=False)
     first = orderedmq.replay_dead_letters(broker, "g", chosen, limit=1)
     assert (first.letters, first.topics, sent(broker)) == (1, {"a": 1}, ["2"])
-    assert orderedmq.replay_dead_letters(broker, "g", chosen).letters == 1
-    assert orderedmq.replay_dead_letters(broker, "g").letters == 3
-    assert sorted(sent(broker)) == ["1", "2", "3", "4", "5"]
+    assert orderedmq.replay_dead_letters(broker, "g", chosen).letters == 2
+    assert orderedmq.replay_dead_letters(broker, "g").letters == 5
+    assert sorted(sent(broker)) == ["1", "2", "2", "2", "3", "3", "4", "5"]
     assert orderedmq.replay_dead_letters(broker, "g").letters == 0
     for limit in (0, -1, 1.5):
         with pytest.raises(OptionError, match=f"limit is {limit}, but must be a whole number from 1"):

@@ -23,7 +23,6 @@ from orderedmq.embedded import chunk_codec as codec
 from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.embedded.garbage import LOOKED
 from orderedmq.embedded.integrity import seal, verify
-from orderedmq.embedded.settled import BLOCK
 from orderedmq.embedded.store import formats, layout, pages
 from orderedmq.embedded.store.environment import MAP_SIZE, Store
 from orderedmq.embedded.store.layout import INLINE, Chunk, QueueState, SegmentState
@@ -207,7 +206,6 @@ def _examine(path: Path, read: Read, meta: Meta, out: Checked) -> dict[str, byte
     out.findings.extend(_members(contents))
     out.findings.extend(_dead(contents, queues))
     out.findings.extend(_parked(contents, queues))
-    out.findings.extend(_settled(contents, queues))
     out.findings.extend(_batches(contents))
     return contents.lost
 
@@ -227,7 +225,7 @@ def _decoded(database: str, key: bytes, value: bytes) -> object:
             return layout.group_of(key), layout.lock_from_json(value)
         case "members":
             return layout.member_from_json(value)
-        case "dead" | "parked" | "settled":
+        case "dead" | "parked":
             return layout.group_of(key), layout.to_number(value)
         case "batches":
             return json.loads(value)
@@ -475,15 +473,6 @@ def _parked(contents: Contents, queues: dict[bytes, QueueState]) -> Iterator[str
         if (lot, place) in copies:
             yield f"{name} was parked at {place} of queue {lot}, and so was {copies[lot, place]}"
         copies[lot, place] = name
-
-
-def _settled(contents: Contents, queues: dict[bytes, QueueState]) -> Iterator[str]:
-    """Check that messages that were processed out of turn are below the queue's end. Retention may have deleted them since."""
-    for key, value in contents.scan("settled"):
-        (group, queue), block, bits = layout.group_of(key), layout.index_offset(key), layout.to_number(value)
-        at, last = queues.get(layout.queue_key(queue)), block * BLOCK + bits.bit_length() - 1
-        if at is None or last >= at.max_offset:
-            yield f"message {last} of queue {queue} was processed by group {group!r}, but does not exist"
 
 
 def _batches(contents: Contents) -> Iterator[str]:

@@ -14,7 +14,6 @@ Databases (key → value; integers in keys are big-endian, so that keys sort in 
     members   group, client id           → Member as JSON
     dead      group, queue key, offset   → offset of its dead letter
     parked    group, queue key, offset   → offset in the parking lot of the message that was parked from that offset
-    settled   group, queue key, block    → a bit for each message of the block that was processed out of turn (settled.py)
     batches   sink id, batch id          → replay record as JSON
 
 Every value ends with a seal (integrity/seal.py), except payloads and the store's format.
@@ -51,7 +50,6 @@ DATABASES: Final = (
     "dead",
     "batches",
     "parked",
-    "settled",
     "segments",
     "space",
 )
@@ -256,8 +254,6 @@ def described(database: str, key: bytes) -> str:
             return f"the dead-letter record of group {first!r} for offset {int.from_bytes(key[-8:], 'big')} of queue {_queue_text(rest[:-8])}"
         case "parked":
             return f"the record that group {first!r} parked message {int.from_bytes(key[-8:], 'big')} of queue {_queue_text(rest[:-8])}"
-        case "settled":
-            return f"block {int.from_bytes(key[-8:], 'big')} of the messages that group {first!r} settled in queue {_queue_text(rest[:-8])}"
         case "segments":
             return f"the entry of segment {key.hex()}"
         case "space":

@@ -460,13 +460,6 @@ class RocketMQGroups:
             self._held_locks.replace({token: out[token] for token in tokens})
         return [out[token] for token in offsets]
 
-    def settle(self, token: LockToken, offsets: Sequence[int]) -> None:
-        self._required(token, f"{len(offsets)} of its messages were settled")
-        self._offsets.settle(token.group, token.queue, offsets)
-
-    def settled(self, group: str, queue: MessageQueue, span: OffsetRange) -> set[int]:
-        return self._offsets.settled(group, queue, span)
-
     def dead_letter(self, token: LockToken, letters: pa.RecordBatch, offsets: Sequence[int]) -> int:
         """See `Groups.dead_letter`. A repeated letter is recognised among the last dead_letter_topic.LOOK_BACK letters."""
         require_lock = self._required(token, f"{len(offsets)} of its messages became dead letters")

@@ -11,9 +11,9 @@ import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-from orderedmq.conditions import GroupCondition, LockCondition, OffsetCondition
-from orderedmq.errors import GroupError, LockError, OffsetError, RocketMQError, TopicError, not_an_offset
-from orderedmq.model import RETRY_PREFIX, MessageQueue, OffsetRange
+from orderedmq.conditions import GroupCondition, LockCondition
+from orderedmq.errors import GroupError, LockError, RocketMQError, TopicError, not_an_offset
+from orderedmq.model import RETRY_PREFIX, MessageQueue
 from orderedmq.rocketmq.group import lock_rules
 from orderedmq.rocketmq.group.lock_rules import not_created
 from orderedmq.rocketmq.net.client import Client
@@ -29,8 +29,6 @@ from orderedmq.rocketmq.wire.rights import TOOLS_GROUP
 GROUP_TIMEOUT: Final = 25.0
 #: V5_0_0: from this version on, a broker distinguishes "never committed" from 0.
 _TELLS_NEVER: Final = 413
-#: How many messages, counted from a queue's beginning, have a bit in the queue's registers.
-_MOST_SETTLED: Final = registers.SETTLED_BLOCKS * registers.SETTLED_BLOCK
 
 
 class GroupOffsets:
@@ -225,40 +223,6 @@ class GroupOffsets:
             with contextlib.suppress(RocketMQError, TopicError):
                 asked = message_requests.pull(message_requests.nowhere(queue), group, 0, 1)
                 self._client.call_address(address, asked, deadline)
-
-    # -- messages that were settled out of order
-
-    def settle(self, group: str, queue: MessageQueue, offsets: Sequence[int]) -> None:
-        """See `Groups.settle`. The lock is not checked."""
-        last = max(offsets, default=0)
-        if last >= _MOST_SETTLED or queue.queue_id >= registers.SETTLED_QUEUES:
-            raise OffsetError(
-                OffsetCondition.INVALID,
-                f"message {last} of queue {queue} cannot be processed out of order: over RocketMQ this is possible only for the first "
-                f"{_MOST_SETTLED:,} messages of a queue whose id is below {registers.SETTLED_QUEUES:,}. Process the queue in order",
-            )
-        new: dict[int, int] = {}
-        for offset in offsets:
-            block, bit = divmod(offset, registers.SETTLED_BLOCK)
-            new[block] = new.get(block, 0) | 1 << bit
-        places, reset = [registers.settled(queue, block) for block in new], self.resets(group, [queue])[queue]
-        stored = [registers.settled_bits(number, reset) for number in self._registers(group, places)]
-        numbers = [registers.settled_number(old | bits, reset) for old, bits in zip(stored, new.values())]
-        self.write(group, dict(zip(places, numbers)))
-
-    def settled(self, group: str, queue: MessageQueue, span: OffsetRange) -> set[int]:
-        """See `Groups.settled`."""
-        size, end = registers.SETTLED_BLOCK, min(span.end, _MOST_SETTLED)
-        if queue.queue_id >= registers.SETTLED_QUEUES or span.begin >= end:
-            return set()
-        blocks = range(span.begin // size, -(-end // size))
-        numbers = self._registers(group, [registers.settled(queue, block) for block in blocks])
-        if not any(numbers):
-            return set()
-        reset = self.resets(group, [queue])[queue]
-        blocks_of_bits = [(block * size, registers.settled_bits(number, reset)) for block, number in zip(blocks, numbers)]
-        every = {first + bit for first, bits in blocks_of_bits for bit in range(size) if bits >> bit & 1}
-        return {offset for offset in every if span.begin <= offset < end}
 
     def _registers(self, group: str, places: Sequence[MessageQueue], seconds: float = GROUP_TIMEOUT) -> list[int]:
         """Return the numbers in these registers; 0 for a register that was never written."""

@@ -6,8 +6,7 @@ the real offsets, up to 5 s later, and deletes them with the group or the topic.
 Each function returns a "queue" that is the place of one register. `group_requests.consumer_offset` reads the register and
 ``update_consumer_offset`` writes it. 0 and no offset both mean that the register was never written or that its broker has lost it. Ids
 of real queues are below SPAN. Each register has its own span of ids, so registers do not collide even if a sink stores its registers in
-the group with which a source reads. `settled` has all ids from 2^30 on, which is enough for SETTLED_BLOCKS blocks of each queue whose
-id is below SETTLED_QUEUES.
+the group with which a source reads.
 
 ===============  =================================  =========================================================================
 register         one for each                       what its number means
@@ -20,7 +19,6 @@ register         one for each                       what its number means
 `queues`         sink's group, topic, broker        over which queues the sink's last batch is spread (sink.batch_queues)
 `committed`      sink's group, topic, broker        the sink's newest committed batch plus 1
 `history`        sink's group, topic, broker, slot  which batches before `committed` are committed (sink.commit_history)
-`settled`        group, queue, block of messages    which messages of the block were processed out of order since the last reset
 ===============  =================================  =========================================================================
 
 The bit `NEWER` stands for the format of all these numbers, of the stamps on a sink's messages, and of parked messages and dead letters. A
@@ -45,15 +43,8 @@ SPAN: Final = 1 << 20
 _FENCES, _TENURES, _RESETS, _MARKS, _WRITERS, _QUEUES, _COMMITTED, _HISTORY = (
     number * SPAN for number in (1, 2, 4, 6, 8, 10, 16, 17)
 )
-_SETTLED: Final = 1 << 30
-SETTLED_QUEUES: Final = 1 << 10
-SETTLED_BLOCKS: Final = 1 << 20
 #: An epoch is a time in milliseconds, and below it so many bits that identify the query (group.lock_rules).
 OWNER_BITS: Final = 20
-#: The number of messages in a block. The block's number has a bit for each of them. The bits above are the lowest bits of the time of
-#: the queue's last reset.
-SETTLED_BLOCK: Final = 40
-_RESET_BITS: Final = 23
 
 
 def require_known(group: str, numbers: Iterable[int]) -> None:
@@ -98,27 +89,6 @@ def history(queue: MessageQueue, slot: int) -> MessageQueue:
     return queue._replace(queue_id=_HISTORY + slot * SPAN)
 
 
-def settled(queue: MessageQueue, block: int) -> MessageQueue:
-    assert queue.queue_id < SETTLED_QUEUES
-    assert block < SETTLED_BLOCKS
-    return queue._replace(queue_id=_SETTLED + block * SETTLED_QUEUES + queue.queue_id)
-
-
-def settled_number(bits: int, reset: int) -> int:
-    """Return a block's number. ``bits`` marks the messages that were settled since the reset whose epoch is ``reset``."""
-    return _time(reset) << SETTLED_BLOCK | bits
-
-
-def settled_bits(number: int, reset: int) -> int:
-    """Return the bits in a block's number, or 0 if they were set before the queue's last reset, whose epoch is ``reset``."""
-    of_reset, bits = divmod(number, 1 << SETTLED_BLOCK)
-    return bits if of_reset == _time(reset) else 0
-
-
-def _time(reset: int) -> int:
-    return (reset >> OWNER_BITS) % (1 << _RESET_BITS)
-
-
 def queue_of(place: MessageQueue) -> MessageQueue:
     """Return a queue whose broker stores the register at ``place``: the register's queue, if any. A real queue is returned unchanged."""
-    return place._replace(queue_id=place.queue_id % (SPAN if place.queue_id < _SETTLED else SETTLED_QUEUES))
+    return place._replace(queue_id=place.queue_id % SPAN)
