@@ -39,9 +39,9 @@ class DefaultSource(DataSource):
         return planned_schema(self.options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        from ordered_source.older_spark import batch_reader
+        from ordered_source.batch_reader import BatchReader
 
-        return batch_reader()(self.options, schema)
+        return BatchReader(self.options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from ordered_source.stream_reader import StreamReader

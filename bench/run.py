@@ -19,7 +19,6 @@ import psutil
 
 from bench import (
     exporter,
-    filters,
     groups,
     kafka,
     kafka_small,
@@ -50,7 +49,6 @@ CASES: Final[dict[str, Callable[[Bench], list[Figure]]]] = {
     "memory": stores.memory,
     "small-batches": stores.small_batches,
     "writers": stores.writers,
-    "filters": filters.figures,
     "source": throughput.source,
     "sink": throughput.sink,
     "both": throughput.both,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
@@ -21,7 +20,6 @@ from orderedmq.errors import DataLossError, OffsetError, queue_deleted
 from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.options.offsets_json import EARLIEST
 from orderedmq.options.source import SourceOptions, StartingOffsets
-from orderedmq.rows.pruning import Pruning
 
 log = logging.getLogger("orderedmq")
 
@@ -34,8 +32,6 @@ class BatchReader(DataSourceReader):
         self.options = SourceOptions.parse(options, streaming=False)
         self.columns = chosen_columns(schema)
         self.schema = schema
-        #: The filters that Spark pushed down.
-        self.pruning = Pruning()
         with reach(self.options.endpoint) as broker:
             plan.check(broker, self.options)
 
@@ -44,7 +40,7 @@ class BatchReader(DataSourceReader):
         with reach(options.endpoint) as broker:
             topics = plan.topics(broker, options)
             anchors = {topic.name: topic.incarnation for topic in topics}
-            spans = self._pruned(broker, self._spans(broker, plan.queues_of(broker, topics)))
+            spans = self._spans(broker, plan.queues_of(broker, topics))
             identity = broker.identity
         out: list[InputPartition] = [
             QueuePartition(
@@ -119,14 +115,6 @@ class BatchReader(DataSourceReader):
             self._fail_or_warn(loss)
         return OffsetRange(begin, max(begin, end))
 
-    def _pruned(self, broker: Broker, spans: Mapping[MessageQueue, OffsetRange]) -> dict[MessageQueue, OffsetRange]:
-        """Return the parts of the ranges that may contain messages that match the pushed filters."""
-        source, slack = broker.log.reading(self.options.pull_settings), broker.capabilities.store_time_slack
-        parts = {
-            queue: self.pruning.part(queue, span, slack, partial(_offset_at, source, queue)) for queue, span in spans.items()
-        }
-        return {queue: part for queue, part in parts.items() if part is not None}
-
     def _fail_or_warn(self, error: DataLossError) -> None:
         data_loss.fail_or_warn(error, fail=self.options.fail_on_data_loss)
 
@@ -134,17 +122,6 @@ class BatchReader(DataSourceReader):
         if not isinstance(partition, QueuePartition):
             return iter(())
         return partition_reader.read(partition, self.columns, arrow_schema(self.schema))
-
-
-def _offset_at(source: Log, queue: MessageQueue, timestamp: int) -> int | None:
-    """Return the first offset of the messages since ``timestamp``.
-
-    Return None if the search meets a lost message: the task that reads this message reports the loss.
-    """
-    try:
-        return source.offset_at(queue, timestamp)
-    except DataLossError:
-        return None
 
 
 def _is_explicit(starting: StartingOffsets, queue: MessageQueue) -> bool:

@@ -21,9 +21,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pyspark
-from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.datasource import InputPartition
 
-from ordered_source.batch_reader import BatchReader
 from orderedmq.concise import concise_calls
 from orderedmq.conditions import OptionCondition
 from orderedmq.errors import OptionError
@@ -62,22 +61,9 @@ else:
 
 
 __all__ = [
-    "ReadAllAvailable", "ReadLimit", "ReadMaxBytes", "ReadMaxRows", "ReadMinRows", "SupportsTriggerAvailableNow", "batch_reader",
+    "ReadAllAvailable", "ReadLimit", "ReadMaxBytes", "ReadMaxRows", "ReadMinRows", "SupportsTriggerAvailableNow",
     "called_by_this_release", "called_without_start",
 ]  # fmt: skip
-
-
-def batch_reader() -> type[BatchReader]:
-    """Return the class of the batch reader.
-
-    Releases without ``DataSourceReader.pushLimit`` (up to 4.3) apply the filters of one scan of a DataFrame also to its other scans, and 4.0
-    knows no filters.
-    """
-    if not hasattr(DataSourceReader, "pushLimit"):
-        return BatchReader
-    from ordered_source.pushed_filters import reader_class
-
-    return reader_class()
 
 
 def called_by_this_release(reader: Reader) -> Reader:

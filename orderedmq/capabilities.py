@@ -13,16 +13,13 @@ class Capabilities:
     fenced: the broker itself refuses a change under a stale lock epoch, and a tenure continues across a restart (lineage).
     atomic_publish: one transaction makes a batch visible and moves the group offsets of its source.
     names_owner: the refusal of a lock names the owner.
-    store_time_slack: µs by which a message's store time may be earlier than the store time of the message before it. In the embedded
-        broker, store times never go back. A RocketMQ broker's clock may go back, or another machine may take over, so a minute is allowed.
     """
 
     fenced: bool
     atomic_publish: bool
     names_owner: bool
-    store_time_slack: int
 
 
 #: The capabilities of each kind of broker. Option checks need them before a connection exists.
-EMBEDDED: Final = Capabilities(fenced=True, atomic_publish=True, names_owner=True, store_time_slack=0)
-ROCKETMQ: Final = Capabilities(fenced=False, atomic_publish=False, names_owner=False, store_time_slack=60_000_000)
+EMBEDDED: Final = Capabilities(fenced=True, atomic_publish=True, names_owner=True)
+ROCKETMQ: Final = Capabilities(fenced=False, atomic_publish=False, names_owner=False)
