@@ -82,7 +82,7 @@ _MOST_RUNS: Final = 100
 def kept(endpoint: Endpoint, identity: str, *, run: str = "") -> Broker:
     """Return a connection that this process keeps open for later calls, because an executor's worker runs many short tasks.
 
-    A child process opens a new connection after a fork. If a store is replaced, its connection raises StoreError until a query opens
+    A child opens its own connection after a fork. If a store is replaced, its connection raises StoreError until a query opens
     the new store. At most 16 stores stay open; the least recently used one is closed first. ``run`` is the run of a query that writes.
     Raises StoreError REPLACED if this run has written to another store at the same path before.
     """

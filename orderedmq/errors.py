@@ -296,11 +296,11 @@ def of_other_kind(of: str, remedy: str) -> OffsetError:
 
 
 def stays_here(address: object) -> OptionError:
-    """Return the error for a connection to ``address`` that is pickled, as in a function that Spark sends to its workers."""
+    """Return the error for a connection to ``address`` that is pickled for another process, or used in one after a fork."""
     return OptionError(
         OptionCondition.UNSUPPORTED,
-        f"a connection to {address} cannot be sent to another process, nor can its log, groups, outbox and admin, or a Producer. Call "
-        "orderedmq.connect inside the function that runs there, or in __init__ of a listener's class",
+        f"a connection to {address} can only be used in the process that made it, and so can its log, groups, outbox and admin, and a "
+        "Producer. Call orderedmq.connect inside the function that runs in another process, or in __init__ of a listener's class",
     )
 
 

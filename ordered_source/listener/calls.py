@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
@@ -18,7 +19,6 @@ from queue import Empty, SimpleQueue
 from typing import Any, Final, Generic, TypeVar
 
 from ordered_source.listener.blocking import watched
-from orderedmq import forks
 from orderedmq.listening.listener import is_async
 
 log = logging.getLogger("orderedmq")
@@ -40,7 +40,7 @@ class _Local(threading.local):
 
 
 class _Process:
-    """This process's objects and threads. A forked child starts with none, because it cannot use its parent's threads and connections."""
+    """The objects and threads of one process."""
 
     def __init__(self) -> None:
         self.local = _Local()
@@ -73,7 +73,7 @@ def kept(listener: Any, around: Callable[[Any], Any] | None = None) -> Any:
     ready: dict[int, Any] = {}
 
     def own() -> Any:
-        objects = _process.local.objects
+        objects = _process().local.objects
         one = objects.get(listener)
         if one is None:
             one = objects[listener] = listener()
@@ -183,7 +183,7 @@ class Threads(Calls[T, R]):
                 break
         if not self.abandoned:
             # A thread serves the next task only after it has taken the None that is put into this task's queue below.
-            _process.idle.extend(reversed(self._threads))
+            _process().idle.extend(reversed(self._threads))
         for _ in self._threads:
             self._todo.put(None)
 
@@ -207,9 +207,10 @@ class Awaiting(Calls[T, R]):
         self._told = self._ended = False
         #: Only the loop's thread uses this.
         self._tasks: set[asyncio.Task[None]] = set()
-        if _process.loop is None:
-            _process.loop = _Loop()
-        self._loop, self._cancelled = _process.loop.loop, _process.loop.cancelled
+        process = _process()
+        if process.loop is None:
+            process.loop = _Loop()
+        self._loop, self._cancelled = process.loop.loop, process.loop.cancelled
         #: The loop's time from which calls begin even if cancelled calls of an earlier task still run; None before the first check.
         self._patience: float | None = None
 
@@ -281,13 +282,13 @@ class _Thread(threading.Thread):
             calls = self.inbox.get()
             calls.serve()
             if calls.abandoned:
-                _process.idle.append(self)
+                _process().idle.append(self)
             del calls
 
 
 def _borrow() -> _Thread:
     try:
-        return _process.idle.pop()
+        return _process().idle.pop()
     except IndexError:
         thread = _Thread()
         thread.start()
@@ -313,14 +314,9 @@ class _Loop(threading.Thread):
                 log.exception("a task of an async listener tried to end the event loop, which continues")
 
 
-_process: Final = _Process()
+#: By process number. A child after a fork has its own, because its parent's threads do not run in it.
+_processes: Final[dict[int, _Process]] = {}
 
 
-def _begin_anew() -> None:
-    # Keep a reference to the loop: if it were garbage-collected, its file descriptors, which the parent shares, would be closed.
-    _left_behind.append(_process.loop)
-    _process.__init__()  # type: ignore[misc]
-
-
-_left_behind: Final[list[_Loop | None]] = []
-forks.call_in_child(_begin_anew)
+def _process() -> _Process:
+    return _processes.get(os.getpid()) or _processes.setdefault(os.getpid(), _Process())

@@ -7,7 +7,7 @@ import threading
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Final, NoReturn, Self
+from typing import NoReturn, Self
 
 from orderedmq.capabilities import EMBEDDED, Capabilities
 from orderedmq.conditions import OptionCondition, StoreCondition
@@ -20,7 +20,6 @@ from orderedmq.embedded.outbox import EmbeddedOutbox
 from orderedmq.embedded.store.environment import Store
 from orderedmq.embedded.store.store_file import not_the_same
 from orderedmq.errors import OptionError, StoreError, stays_here
-from orderedmq.forks import BeginAnew
 
 
 class EmbeddedBroker:
@@ -43,10 +42,6 @@ class EmbeddedBroker:
         self._clock: Clock = clock or SystemClock()
         self._opened: Store | None = None
         self._groups: EmbeddedGroups | None = None
-        self._begin()
-        _all.add(self)
-
-    def _begin(self) -> None:
         # Several threads may be the first to use a connection. Each `Store.open` needs one `close`, and members belong to one object.
         self._opening = threading.RLock()
 
@@ -121,7 +116,8 @@ class EmbeddedBroker:
         )
 
     def close(self) -> None:
-        if self._opened is not None:
+        """Close the connection. In a child after a fork this does nothing, because the connection belongs to the parent."""
+        if self._opened is not None and self._opened.is_own:
             if self._groups is not None:
                 self._groups.close()
                 self._groups = None
@@ -135,6 +131,3 @@ class EmbeddedBroker:
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
-
-
-_all: Final = BeginAnew(EmbeddedBroker._begin)

@@ -123,6 +123,7 @@ class EmbeddedGroups:
         return False
 
     def leave(self, client: ClientIdentity) -> None:
+        self._store.require_own()
         records = self._records.pop(client.client_id, set())
         presence = self._present.pop(client.client_id, None)
         if presence is None:
@@ -133,8 +134,7 @@ class EmbeddedGroups:
                 txn.delete("members", key)
 
         try:
-            # After a fork, the child deletes nothing, because the client belongs to the parent.
-            if records and presence.here:
+            if records:
                 self._store.write_even_if_full(forget)
         finally:
             presence.close()

@@ -3,8 +3,8 @@
 A process that can take the shared lock on an owner's file knows that the owner is dead.
 
 Rules: the file is locked before its name is published. ``flock`` is used instead of ``lockf``, whose record locks are dropped when any
-code of the owner's process opens and closes the file. After a fork, the child closes the descriptor that it inherited. Otherwise the
-parent would still seem alive after the parent's death. The garbage collection removes the files of dead owners.
+code of the owner's process opens and closes the file. A process that the owner has forked holds the lock too, so the owner seems alive
+while that process lives, and its queues become free when their locks expire. The garbage collection removes the files of dead owners.
 """
 
 from __future__ import annotations
@@ -17,10 +17,8 @@ import re
 import socket
 import uuid
 from pathlib import Path
-from typing import Final
 
 from orderedmq.embedded.store.filesystem import without_owner
-from orderedmq.forks import BeginAnew
 from orderedmq.ownership.lock import ClientIdentity
 
 FOLDER = "owners"
@@ -39,12 +37,6 @@ class Presence:
         self._descriptor: int | None = None
         while self._descriptor is None:
             self._descriptor = _publish(self._path)
-        _here.add(self)
-
-    @property
-    def here(self) -> bool:
-        """Whether this process is the client. False after close, and in a child after fork."""
-        return self._descriptor is not None
 
     def close(self) -> None:
         if self._descriptor is not None:
@@ -53,15 +45,6 @@ class Presence:
                 self._path.unlink()
             os.close(self._descriptor)
             self._descriptor = None
-
-    def _forget(self) -> None:
-        """In a child after a fork, close the descriptor without unlocking, because the lock belongs to the parent."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
-
-
-_here: Final = BeginAnew(Presence._forget)
 
 
 def _publish(path: Path) -> int | None:

@@ -34,7 +34,7 @@ _MOST_ADDRESSES: Final = 4
 
 
 class RocketMQBroker:
-    """A connection to one cluster. Thread-safe. It can be used in a child after a fork, where it connects again."""
+    """A connection to one cluster. Thread-safe."""
 
     def __init__(
         self,
@@ -137,8 +137,11 @@ class RocketMQBroker:
     def close(self) -> None:
         """Leave all groups and give back their locks, as far as brokers can be reached, and close every connection.
 
-        Waiting traces are sent first, for at most some seconds.
+        Waiting traces are sent first, for at most some seconds. In a child after a fork this does nothing, because the connections belong
+        to the parent.
         """
+        if not self._client.is_own:
+            return
         for traced in self._traced.values():
             traced.dispatcher.close()
         groups = self.__dict__.get("groups")
@@ -175,9 +178,8 @@ class _Traced(RocketMQBroker):
     def trace(self) -> Callable[[TracedCall], None] | None:
         return self.dispatcher.called
 
-    @property
+    @cached_property
     def groups(self) -> RocketMQGroups:
-        # Not cached, because the groups of the plain connection start over after a fork.
         return self._plain.groups.sending_by(self._checked)
 
     def traced(self, topic: str = TRACE_TOPIC, *, check: bool = True) -> RocketMQBroker:

@@ -150,7 +150,7 @@ class RocketMQPlace:
     def connect(self) -> Broker:
         broker = RocketMQBroker(self._cluster.address)
         self._clock.granted.append(Granted())
-        broker.groups._held_locks = self._clock.granted[-1]
+        broker.groups._locks = self._clock.granted[-1]
         # Tests look immediately at changes by other clients, so nothing is cached; tests/rocketmq/test_groups.py tests the cache.
         broker.groups.fence_age = 0.0
         self._connections.append(broker)

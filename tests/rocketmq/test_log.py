@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import struct
 import threading
@@ -513,19 +512,3 @@ def test_what_rocketmq_cannot_do_is_refused_by_name(world: World) -> None:
         admin.trim(world.topic)
     with pytest.raises(TopicError, match="MISSING"):
         admin.trim("never")
-
-
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_child_after_fork_has_connections_of_its_own(world: World) -> None:
-    world.log.append({world.queue: numbers(1)})
-    child = os.fork()
-    if not child:
-        code = 1
-        try:
-            world.log.append({world.queue: numbers(1, 1)})
-            code = 0 if read(world.broker, world.queue, 0, 2) == [b"0", b"1"] else 2
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    world.log.append({world.queue: numbers(1, 2)})
-    assert read(world.broker, world.queue, 0, 3) == [b"0", b"1", b"2"]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 
@@ -81,6 +83,26 @@ def test_a_poison_message_is_retried_put_aside_with_its_origin_and_only_then_the
     origin = dict(letters[0]["properties"])
     assert (origin["REAL_TOPIC"], origin["REAL_QID"], origin["ORDEREDMQ_OFFSET"]) == ("in", "0", "2")
     assert origin["ORDEREDMQ_ERROR"] == "ValueError: no such customer"
+
+
+def test_a_process_that_a_listener_forks_opens_a_connection_of_its_own(rig: Rig) -> None:
+    """Spark itself forks each worker from a daemon. The worker opens the store, and then the listener forks the worker."""
+    rig.topic("in", 1, rows=3)
+    rig.topic("out", 1)
+    path, queue = rig.path, MessageQueue("out", "embedded", 0)
+
+    def send(body: bytes) -> None:
+        with orderedmq.connect(path) as broker:
+            broker.log.append({queue: pa.record_batch({"body": pa.array([body], pa.binary())})})
+
+    def listener(messages: Sequence[Any], context: ConsumeOrderlyContext) -> Any:
+        process = multiprocessing.get_context("fork").Process(target=send, args=(messages[0].body,))
+        process.start()
+        process.join()
+        return SUCCESS if process.exitcode == 0 else SUSPEND
+
+    run(rig, listener, max_reconsume_times=0)
+    assert rig.bodies("out") == {0: ["0:0", "0:1", "0:2"]}
 
 
 def test_what_cannot_be_consumed_orderly_is_refused_by_name(rig: Rig) -> None:

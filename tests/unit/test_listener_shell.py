@@ -678,6 +678,7 @@ def test_a_process_that_is_told_to_end_does_not_wait_for_its_threads(rig: Rig, t
         # The child process must not continue with the test suite, whatever happens.
         with contextlib.suppress(BaseException):
             signal.signal(signal.SIGTERM, leave)
+            rig.broker = EmbeddedBroker(Path(rig.path))
             try:
                 rig.run(Consumer(listen, OrderPerKey(concurrency=2)))
             except SystemExit as end:

@@ -85,6 +85,9 @@ class World(FakeBroker):
         self.unsettled: set[MessageQueue] = set()
         self.made = 0
 
+    def require_own(self) -> None:
+        """Do nothing, because no test forks this process."""
+
     # -- the broker
 
     def answer(self, request: Request[Any]) -> Any:

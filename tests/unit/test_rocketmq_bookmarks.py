@@ -59,6 +59,7 @@ class Cluster(FakeBroker):
         self.messages: defaultdict[int, list[Stored]] = defaultdict(list)
         self.groups: set[str] = set()
         self.unsettled: set[MessageQueue] = set()
+        self.entering = threading.Lock()
         #: How often settings of a group were written.
         self.settings = 0
 

@@ -7,7 +7,6 @@ reach every nameserver.
 from __future__ import annotations
 
 import json
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -539,31 +538,6 @@ def test_close_ends_waiting_and_everything_after(cluster: Cluster, to: Callable[
         ask(client)
     assert caught.value.sub == "CLOSED"
     client.close()
-
-
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_child_makes_connections_of_its_own(cluster: Cluster, to: Callable[..., Client]) -> None:
-    client = to(cluster.nameserver())
-    peer = cluster.broker("a", value=6)
-    assert ask(client) == 6
-    parent = client.connection(peer.address, soon())
-    # Locked as if by a thread that does not exist in the child.
-    with client._endpoints.lock, client._endpoints.by_address[peer.address].lock:
-        child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            assert ask(client) == 6
-            own: Connection = client.connection(peer.address, soon())
-            assert own is not parent
-            client.close()
-            code = 0
-        finally:
-            os._exit(code)
-    assert os.waitpid(child, 0)[1] == 0
-    assert client.connection(peer.address, soon()) is parent
-    assert ask(client) == 6
-    until(lambda: peer.accepted == 2)
 
 
 def test_secrets_are_in_no_repr() -> None:

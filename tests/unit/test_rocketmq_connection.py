@@ -1,7 +1,7 @@
 """One connection to a server that answers in any order, late, in slices, wrongly or not at all.
 
 A push may have the number of a pending request, answers come late, unknown requests are answered, and any type of header is read. The
-module is long because the tests of TLS and forks need the same server.
+module is long because the tests of TLS need the same server.
 """
 
 from __future__ import annotations
@@ -522,41 +522,6 @@ def test_addresses_that_are_none(text: str) -> None:
     assert ("is not a name" in caught.value.message) is (text in NO_NAMES)
 
 
-# --- fork
-
-
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_child_forgets_its_parents_connections(serve: Callable[..., Peer], to: Callable[..., Connection]) -> None:
-    peer = serve(echo)
-    held = serve(lambda link: link.wait_for_end())
-    connection, waiting = to(peer), to(held)
-    assert connection.call(max_offset(number(1)), soon()) == 1
-    pending = waiting.send(max_offset(QUEUE), soon(60))
-    assert not pending.done
-    # Locked as if by another thread of the parent, which does not exist in the child.
-    connection._writing.acquire()
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            assert connection.closed
-            assert "parent" in error(connection.send(max_offset(QUEUE), soon())).message
-            assert error(pending).sub == "CONNECTION_LOST"
-            connection.close()
-            waiting.close()
-            own = Connection.open(peer.address, soon())
-            assert own.call(max_offset(number(2)), soon()) == 2
-            own.close()
-            code = 0
-        finally:
-            os._exit(code)
-    connection._writing.release()
-    assert os.waitpid(child, 0)[1] == 0
-    assert connection.call(max_offset(number(3)), soon()) == 3
-    assert not waiting.closed
-    assert peer.accepted == 2
-
-
 # --- TLS
 
 
@@ -808,20 +773,6 @@ def test_an_encrypted_key_without_its_password(certificates: Path, tmp_path: Pat
     # Another certificate than the key's is not blamed on the password.
     with pytest.raises(OptionError, match="the TLS files .* cannot be used"):
         ssl_context(TlsOptions(cert_file=str(certificates / "server.pem"), key_file=str(encrypted), key_password="right"))
-
-
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_child_says_nothing_on_its_parents_tls_connection(serve: Callable[..., Peer], certificates: Path) -> None:
-    peer = serve(echo, tls=server_context(certificates))
-    connection = Connection.open(peer.address, soon(), tls=ssl_context(TlsOptions(verify=False)))
-    assert connection.call(max_offset(number(1)), soon()) == 1
-    child = os.fork()
-    if child == 0:
-        connection.close()
-        os._exit(0 if connection.closed else 1)
-    assert os.waitpid(child, 0)[1] == 0
-    assert connection.call(max_offset(number(2)), soon()) == 2
-    connection.close()
 
 
 def test_a_process_ends_with_connections_open(serve: Callable[..., Peer]) -> None:

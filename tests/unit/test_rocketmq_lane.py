@@ -318,24 +318,6 @@ def test_another_thread_can_end_a_lane_that_waits(lane_to: Callable[..., Lane]) 
     timer.join()
 
 
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_child_forgets_its_parents_lanes(lane_to: Callable[..., Lane]) -> None:
-    lane = lane_to(echo)
-    lane.ask(TEMPLATE, RANGES[:1], soon())
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            assert lane.closed
-            assert "parent" in error(lane.receive(0.0)[0]).message
-            lane.close()
-            code = 0
-        finally:
-            os._exit(code)
-    assert os.waitpid(child, 0)[1] == 0
-    assert good(received(lane, 1)) == [0]
-
-
 # -- the lanes of a client
 
 

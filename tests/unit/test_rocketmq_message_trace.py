@@ -174,16 +174,13 @@ def test_a_send_to_the_trace_topic_or_to_a_broker_that_wants_no_traces_is_not(mo
     assert (len(traces._waiting), traces.dropped) == (0, 0)
 
 
-def test_what_waits_has_a_bound_in_bytes_and_a_child_has_none_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_traces_have_a_bound_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     traces = dispatcher(monkeypatch)
     _, (request,) = sent({"body": ["a", "b"]})
     monkeypatch.setattr(trace_dispatcher, "MAX_BYTES", 2 * len(request.body.body))
     for _ in range(3):
         answered(traces, "orders")
     assert (traces._messages, traces.dropped) == (4, 2)
-    traces._begin()
-    assert (traces._messages, len(traces._waiting)) == (0, 0)
-    assert traces._thread is None
 
 
 def test_a_thread_that_cannot_be_had_fails_no_send(monkeypatch: pytest.MonkeyPatch) -> None:

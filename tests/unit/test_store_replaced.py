@@ -24,7 +24,6 @@ from orderedmq.embedded.store.store_file import file_at
 from orderedmq.embedded.store.transaction import Transaction
 from orderedmq.embedded.topics import topic_of
 from orderedmq.endpoint import Endpoint
-from orderedmq.errors import StoreError
 from orderedmq.model import MessageQueue
 from orderedmq.ownership.membership import Subscription
 from orderedmq.rows.message_rows import normalise
@@ -165,37 +164,6 @@ def test_a_store_behind_a_folder_that_may_not_be_entered_is_not_said_to_be_gone(
     assert bodies(broker, QUEUE) == ["a", "b"]
 
 
-def in_a_child(work: Callable[[], str]) -> str:
-    """The text that ``work`` returns in a fork of this process."""
-    read, write = os.pipe()
-    child = os.fork()
-    if not child:
-        try:
-            os.write(write, work().encode())
-        except BaseException as error:
-            os.write(write, repr(error).encode())
-        finally:
-            os._exit(0)
-    os.close(write)
-    with open(read, "rb") as pipe:
-        text = pipe.read().decode()
-    os.waitpid(child, 0)
-    return text
-
-
-def test_a_child_after_a_fork_never_takes_another_store_for_its_parents(path: Path, broker: Broker) -> None:
-    def work() -> str:
-        copied(path)
-        try:
-            found = bodies(broker, QUEUE)
-        except StoreError as error:
-            with connect(path) as after:
-                return f"{error.condition} {bodies(after, QUEUE)}"
-        return f"read {found}"
-
-    assert in_a_child(work) == "ORDEREDMQ_STORE.REPLACED ['a', 'b']"
-
-
 def test_stores_are_told_apart_that_have_the_same_file_one_after_the_other(path: Path, broker: Broker) -> None:
     """A file system reuses a deleted file's number once no process has the file open, as in a child after a fork."""
     other = path.with_name("other")
@@ -270,13 +238,13 @@ def test_a_process_keeps_the_16_stores_open_that_it_used_last(tmp_path: Path) ->
         with connect(tmp_path / str(number)) as broker:
             broker.admin.create_topic("orders", 1)
             stores.append((Endpoint(str(tmp_path / str(number))), broker.identity))
-    open_before = len(Store._shared)
+    open_before = len(Store._process().stores)
     first = kept(*stores[0])
     second = kept(*stores[1])
     for endpoint, identity in stores[2:]:
         assert bodies(kept(endpoint, identity), QUEUE) == []
         assert kept(*stores[0]) is first
-    assert len(Store._shared) - open_before <= 16
+    assert len(Store._process().stores) - open_before <= 16
     assert bodies(first, QUEUE) == []
     assert kept(*stores[1]) is not second
     assert bodies(kept(*stores[1]), QUEUE) == []

@@ -1,8 +1,9 @@
-"""One LMDB environment per directory and process: opening, transactions, mapping of errors, forks.
+"""One LMDB environment per directory and process: opening, transactions, mapping of errors.
 
 Rules: an environment is opened once per process and shared, because LMDB breaks if an environment is opened twice. An environment is
-never used across a fork: the child forgets the handle and opens its own. Errors of LMDB and the system are raised as StoreErrors. Values
-are valid only inside their transaction, so they are copied. Everything that was written is on the disk when ``write`` returns.
+never used across a fork: a child that uses its parent's connection is refused, and its own connection opens an environment of its own.
+Errors of LMDB and the system are raised as StoreErrors. Values are valid only inside their transaction, so they are copied. Everything that
+was written is on the disk when ``write`` returns.
 """
 
 from __future__ import annotations
@@ -28,7 +29,6 @@ from orderedmq.embedded.store.segments import Segments
 from orderedmq.embedded.store.store_file import File, Whereabouts, file_at, recognised
 from orderedmq.embedded.store.transaction import Transaction, damaged
 from orderedmq.errors import StoreError, StoreFullError, map_full, no_store, stays_here
-from orderedmq.forks import call_in_child
 from orderedmq.ownership.lock import Instant
 
 #: Bytes of address space, not of disk space: the file grows as it is written.
@@ -76,17 +76,26 @@ _DAMAGED: Final = (
 T = TypeVar("T")
 
 
+class _Process:
+    """The stores that one process has open."""
+
+    def __init__(self) -> None:
+        self.guard = threading.Lock()
+        self.stores: dict[File, Store] = {}
+
+
 class Store:
     """The environment of one store in this process. Callers of ``open`` share it, and the last ``close`` closes it.
 
     Each use raises StoreError REPLACED or MISSING if none of the paths by which the store was opened leads to its file any more.
     """
 
-    _shared: ClassVar[dict[File, Store]] = {}
-    _guard: ClassVar[threading.Lock] = threading.Lock()
+    #: By process number, because a child after a fork shares nothing with its parent.
+    _processes: ClassVar[dict[int, _Process]] = {}
 
     def __init__(self, path: Path, map_size: int) -> None:
         self._path = path
+        self._pid = os.getpid()
         self.map_size = map_size
         #: Identifies the store and its file. A copy of the store has another identity.
         self.identity = ""
@@ -148,12 +157,13 @@ class Store:
             raise _no_permission(path, error) from error
         if not create:
             cls.require_there(path)
-        with cls._guard:
+        process = cls._process()
+        with process.guard:
             store = cls._open_here(path)
             if store is None:
                 store = cls(path, map_size or MAP_SIZE)
                 store._environment(create=create)
-                cls._shared[store._known.file] = store
+                process.stores[store._known.file] = store
             store._users += 1
             return store
 
@@ -165,9 +175,10 @@ class Store:
         Raises StoreError NOT_A_STORE, CORRUPT, PERMISSION or IO.
         """
         # The guard keeps other threads from opening the environment at the same time, because a process may open it only once.
-        with cls._guard, contextlib.ExitStack() as stack:
+        process = cls._process()
+        with process.guard, contextlib.ExitStack() as stack:
             file = file_at(path)
-            store = cls._shared.get(file) if file is not None else None
+            store = process.stores.get(file) if file is not None else None
             stack.enter_context((store or cls(path, MAP_SIZE)).errors_mapped("open"))
             env = store._env if store is not None else None
             if env is None:
@@ -179,18 +190,39 @@ class Store:
     def _open_here(cls, path: Path) -> Store | None:
         """Return the store that this process has open at ``path``, or None if it has none open there."""
         file = file_at(path)
-        store = cls._shared.get(file) if file is not None else None
+        store = cls._process().stores.get(file) if file is not None else None
         if store is None:
             return None
         store._known.also(path)
         try:
             store._environment()
         except StoreError as error:
-            # The handle was dropped (`_drop`, `_forget`), and another store's file has since got the same inode number.
+            # The handle was dropped (`_drop`), and another store's file has since got the same inode number.
             if error.sub != StoreCondition.REPLACED:
                 raise
             return None
         return store
+
+    @classmethod
+    def _process(cls) -> _Process:
+        """Return this process's open stores. A child drops its parent's environments, because LMDB refuses to open a file twice."""
+        process = cls._processes.get(os.getpid())
+        if process is None:
+            for parent in list(cls._processes.values()):
+                for store in parent.stores.values():
+                    store._env, store._handles = None, {}
+            process = cls._processes.setdefault(os.getpid(), _Process())
+        return process
+
+    @property
+    def is_own(self) -> bool:
+        """Whether this process has opened the store. False in a child after a fork."""
+        return self._pid == os.getpid()
+
+    def require_own(self) -> None:
+        """Raises OptionError UNSUPPORTED in a child after a fork."""
+        if not self.is_own:
+            raise stays_here(self.path)
 
     @property
     def path(self) -> Path:
@@ -211,12 +243,14 @@ class Store:
             self._whereabouts.require()
 
     def close(self) -> None:
-        with self._guard:
+        self.require_own()
+        process = self._process()
+        with process.guard:
             self._users -= 1
             if self._users <= 0:
                 self._closed = True
-                if self._shared.get(self._known.file) is self:
-                    del self._shared[self._known.file]
+                if process.stores.get(self._known.file) is self:
+                    del process.stores[self._known.file]
                 self._drop()
 
     def _drop(self) -> None:
@@ -249,18 +283,8 @@ class Store:
                 Transaction(txn, handles, self.path, self.segments).sign(always=True)
         self._meta_is_stale = False
 
-    @classmethod
-    def _in_child(cls) -> None:
-        cls._guard = threading.Lock()
-        for store in cls._shared.values():
-            store._forget()
-
-    def _forget(self) -> None:
-        """Drop the parent's environment in a child after a fork. Closing it would end the parent's read transactions."""
-        self._env, self._handles = None, {}
-        self._opening, self._resize_lock = threading.RLock(), ResizeLock()
-
     def _environment(self, *, create: bool = False) -> tuple[Any, dict[str, Any]]:
+        self.require_own()
         self.require_here()
         env, handles = self._env, self._handles
         if env is not None:
@@ -454,6 +478,7 @@ class Store:
 
         ``target``: the folder that is written to, if it is not the store's. It is the one that may be full or lack rights.
         """
+        self.require_own()
         written = target or self.path
         try:
             yield
@@ -518,6 +543,3 @@ def _no_permission(path: Path, error: Exception) -> StoreError:
         remedy = missing_rights(path)
     why = f"this process has no permission to use the store at {path} ({error}), and nothing was changed: {remedy}"
     return StoreError(StoreCondition.PERMISSION, why)
-
-
-call_in_child(Store._in_child)

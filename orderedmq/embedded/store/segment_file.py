@@ -25,7 +25,6 @@ import pyarrow as pa
 import xxhash
 
 from orderedmq.embedded.store.filesystem import sync_folder
-from orderedmq.forks import BeginAnew
 
 UNFINISHED: Final = ".open"
 COMPLETE: Final = ".segment"
@@ -100,7 +99,6 @@ class SegmentWriter:
         self._written_back = 0
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self._descriptor: int | None = os.open(self._path, flags, 0o600)
-        _here.add(self)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX)
             self._write([header.pack()], 0)
@@ -129,11 +127,6 @@ class SegmentWriter:
         if self._descriptor is not None:
             # Closing is not enough, because a process that was forked in the meantime may have the file open too.
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
-            self._forget()
-
-    def _forget(self) -> None:
-        """Close the file without releasing its lock, which in a child after a fork belongs to the parent."""
-        if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
 
@@ -168,7 +161,3 @@ class SegmentWriter:
         if hasattr(_libc, "sync_file_range"):
             size = ctypes.c_int64(self.size - begin)
             _libc.sync_file_range(self._open, ctypes.c_int64(begin), size, ctypes.c_uint(_SYNC_FILE_RANGE_WRITE))
-
-
-#: After a fork, the child closes its copy of the descriptor. Otherwise the file would stay locked after the parent's death.
-_here: Final = BeginAnew(SegmentWriter._forget)

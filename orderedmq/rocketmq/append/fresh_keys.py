@@ -13,7 +13,7 @@ from orderedmq.rocketmq.codec.message_id import UniqueKeys
 
 
 class FreshKeys:
-    """Makes UNIQ_KEYs that no other producer makes. Thread-safe, but not shared with a child after a fork."""
+    """Makes UNIQ_KEYs that no other producer makes. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

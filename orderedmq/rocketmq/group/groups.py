@@ -28,7 +28,6 @@ from orderedmq.errors import (
     TopicError,
     not_an_offset,
 )
-from orderedmq.forks import BeginAnew
 from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.ownership.lock import HOLDER_TRUST, LOCK_LIFE, RENEW_INTERVAL, ClientIdentity, LockToken, Refusal
 from orderedmq.ownership.membership import Member, Subscription
@@ -76,7 +75,7 @@ class RocketMQGroups:
         self._roster = Roster(self._directory)
         self._member_clients = self._roster.clients
         self._own_clients: set[str] = set()  # Clients of this process, including those that have left.
-        self._held_locks = HeldLocks()
+        self._locks = HeldLocks()
         self._commits = Commits(self._offsets)
         #: Seconds for which a lock is trusted without a renewal.
         self.trust = HOLDER_TRUST
@@ -84,7 +83,6 @@ class RocketMQGroups:
         self.fence_age = FENCE_AGE
         #: Seconds for which a task waits for its driver to be a member again.
         self.patience = RENEW_INTERVAL + 5
-        _all.add(self)
 
     def sending_by(self, client: Client) -> RocketMQGroups:
         """Return a copy that shares this object's state, but sends dead letters and parked messages, with traces, through ``client``."""
@@ -93,9 +91,16 @@ class RocketMQGroups:
         made._parking_lots = self._parking_lots.sending_by(client)
         return made
 
+    @property
+    def _held_locks(self) -> HeldLocks:
+        """The locks of this process. Raises OptionError UNSUPPORTED in a child after a fork, because they are its parent's locks."""
+        self._client.require_own()
+        return self._locks
+
     # -- clients and members
 
     def join(self, owner: str) -> ClientIdentity:
+        self._client.require_own()
         identity = lock_rules.new_client(owner)
         self._member_clients[identity.client_id] = MemberClient(self._client, identity, self._reported_locks)
         self._own_clients.add(identity.client_id)
@@ -512,12 +517,3 @@ class RocketMQGroups:
                     found[name] = self._client.address(topic, name, deadline)
                     break
         return found
-
-    def _in_child(self) -> None:
-        """Start without clients and locks in the child of a fork, because they belong to the parent."""
-        self._roster = Roster(self._directory)
-        self._member_clients, self._own_clients, self._held_locks = self._roster.clients, set(), HeldLocks()
-        self._commits = Commits(self._offsets)
-
-
-_all: Final = BeginAnew(RocketMQGroups._in_child)

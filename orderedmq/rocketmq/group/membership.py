@@ -279,14 +279,9 @@ class Directory:
 
         if reusable():
             return self._known[group, client_id][1]
-        # The renewing thread and a boundary may ask at the same time. The time limit is for a child of a fork that happened while this
-        # lock was held.
-        alone = not ours and self._asking.acquire(timeout=2 * _INFO_TIMEOUT)
-        try:
+        # The renewing thread and a boundary may ask at the same time.
+        with contextlib.nullcontext() if ours else self._asking:
             return self._known[group, client_id][1] if reusable() else self._ask(group, client_id, brokers, strict=strict)
-        finally:
-            if alone:
-                self._asking.release()
 
     def _ask(self, group: str, client_id: str, brokers: Sequence[str], *, strict: bool) -> Info | None:
         known = self._known.get((group, client_id))

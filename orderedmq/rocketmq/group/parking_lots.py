@@ -32,7 +32,6 @@ from orderedmq.errors import (
     aged_out,
     beyond_end,
 )
-from orderedmq.forks import BeginAnew
 from orderedmq.model import PARKED_ERROR, PARKED_FROM, PARKED_PROPERTIES, PROPERTIES_TYPE, MessageQueue, is_reserved
 from orderedmq.parking.lot import SOURCE_COLUMNS, to_park
 from orderedmq.parking.rules import Put, parked_queue
@@ -87,10 +86,6 @@ class ParkingLots:
         self._client = client
         self._log = log
         self._offsets = offsets
-        self._begin()
-        _all.add(self)
-
-    def _begin(self) -> None:
         self._known: dict[MessageQueue, _Known] = {}
         self._locks: defaultdict[MessageQueue, threading.Lock] = defaultdict(threading.Lock)
 
@@ -217,9 +212,6 @@ class ParkingLots:
             known.end, known.last, check = at, ids[-1].as_py(), False
         self._known[lot] = known
         return known
-
-
-_all: Final = BeginAnew(ParkingLots._begin)
 
 
 class _Copies:

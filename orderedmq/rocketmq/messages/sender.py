@@ -16,7 +16,6 @@ import pyarrow.compute as pc
 
 from orderedmq.conditions import UnavailableCondition
 from orderedmq.errors import OrderedMQError, RocketMQUnavailableError
-from orderedmq.forks import BeginAnew
 from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.rocketmq.append.broker_port import BrokerPort, Timing
 from orderedmq.rocketmq.append.fresh_keys import FreshKeys
@@ -40,11 +39,6 @@ class Sender:
         self._client = client
         self._puller = puller
         self.timing = Timing()
-        self._begin()
-        _senders.add(self)
-
-    def _begin(self) -> None:
-        """Create new keys and locks. A forked child would make the same keys as its parent, and inherited locks might never be released."""
         self._locks: defaultdict[MessageQueue, threading.Lock] = defaultdict(threading.Lock)
         self.keys = FreshKeys()
 
@@ -69,6 +63,7 @@ class Sender:
         ``stored`` counts the rows that the broker has acknowledged. ``require_lock``: see `BrokerPort`. Raises RocketMQError or
         RocketMQUnavailableError. The error has ``outcome_unknown`` if more rows may be stored.
         """
+        self._client.require_own()
         with self._locks[queue]:
             # Create the port under the lock, because it takes over requests that the last append has left unsettled.
             port = BrokerPort(self._client, queue, self.timing, require_lock=require_lock)
@@ -137,9 +132,6 @@ class _NewRows:
                 break
             at += len(ids)
         return None
-
-
-_senders: Final = BeginAnew(Sender._begin)
 
 
 def sent_in_part(error: E, stored: Mapping[MessageQueue, int], wanted: Mapping[MessageQueue, int]) -> E:

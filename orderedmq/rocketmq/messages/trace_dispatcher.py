@@ -20,7 +20,6 @@ import pyarrow as pa
 
 from orderedmq.conditions import OptionCondition
 from orderedmq.errors import OptionError, OrderedMQError, TopicError
-from orderedmq.forks import BeginAnew
 from orderedmq.model import MessageQueue, missing_topic
 from orderedmq.rocketmq.append.broker_port import send_request
 from orderedmq.rocketmq.append.fresh_keys import FreshKeys
@@ -70,10 +69,6 @@ class TraceDispatcher:
         self._client = client.another(names=client.names.without_prefix())
         #: Number of messages whose traces were dropped.
         self.dropped = 0
-        self._begin()
-        _dispatchers.add(self)
-
-    def _begin(self) -> None:
         self._changed = threading.Condition()
         self._waiting: deque[_Item] = deque()
         self._messages = self._bytes = 0
@@ -226,6 +221,3 @@ class TraceDispatcher:
             self._waiting.clear()
         self._drop(left, "the connection was closed", at_once=True)
         self._client.close()
-
-
-_dispatchers: Final = BeginAnew(TraceDispatcher._begin)

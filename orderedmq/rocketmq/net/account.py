@@ -25,7 +25,7 @@ UNCHANGED: Final = 1.0
 
 
 class Account:
-    """The credentials of one client, if it has any. Thread-safe, and usable in a child after a fork, because it has no lock."""
+    """The credentials of one client, if it has any. Thread-safe."""
 
     def __init__(self, source: CredentialsSource | None) -> None:
         self._read: Callable[[], Credentials] | None = None

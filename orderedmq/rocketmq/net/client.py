@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import random
+import threading
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -21,7 +22,6 @@ from typing import Any, Final, Self, TypeVar
 from orderedmq.conditions import UnavailableCondition
 from orderedmq.endpoint import CredentialsSource, TlsOptions, parse_nameservers
 from orderedmq.errors import RocketMQUnavailableError, TopicError
-from orderedmq.forks import BeginAnew
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.codec.encode import Packing, SendBody
 from orderedmq.rocketmq.net import behind_proxy
@@ -79,7 +79,7 @@ class _Known:
 
 
 class Client:
-    """A client of one cluster; see the module. Thread-safe. In a child after a fork, it makes new connections."""
+    """A client of one cluster; see the module. Thread-safe. Each use in a child after a fork raises OptionError UNSUPPORTED."""
 
     def __init__(
         self,
@@ -108,7 +108,8 @@ class Client:
         self.unsettled: set[MessageQueue] = set()
         #: How rows are sent through a Proxy, by topic and broker; see `append.message_type`.
         self.packings: dict[tuple[str, str], Packing] = {}
-        _clients.add(self)
+        #: Held while a sink's group and bookmarks are created at a broker; see `sink.bookmarks`.
+        self.entering = threading.Lock()
 
     @property
     def account(self) -> str | None:
@@ -124,6 +125,15 @@ class Client:
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+    @property
+    def is_own(self) -> bool:
+        """Whether this process has made the client. False in a child after a fork."""
+        return self._endpoints.is_own
+
+    def require_own(self) -> None:
+        """Raises OptionError UNSUPPORTED in a child after a fork."""
+        self._endpoints.require_own()
 
     def traced(self, trace: SendTrace) -> Client:
         """Return a client with the same connections that calls ``trace`` after each answered send."""
@@ -418,9 +428,3 @@ class Client:
     def give_back(self, lane: Lane) -> None:
         """Keep a lane for the next pull. Close it if it has requests in flight, because nothing reads their answers."""
         self._endpoints.give_back(lane)
-
-    def _forget(self) -> None:
-        self._endpoints.forget()
-
-
-_clients: Final = BeginAnew(Client._forget)

@@ -4,8 +4,7 @@ A reader thread matches answers to requests by ``opaque``. Servers also send req
 own counter, so a command's response flag is checked before its number (NettyRemotingAbstract.processMessageReceived).
 
 Rules (`wire.stream` has the rules of every stream): deadlines are finite, in monotonic seconds. When a connection ends, every request
-in flight ends with CONNECTION_LOST, or with TLS if the server refused the client's certificate. A child after a fork drops its parent's
-connections.
+in flight ends with CONNECTION_LOST, or with TLS if the server refused the client's certificate.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from typing import Any, Final, Generic, TypeVar
 from orderedmq.conditions import UnavailableCondition
 from orderedmq.endpoint import Credentials
 from orderedmq.errors import OrderedMQError, RocketMQError, RocketMQUnavailableError
-from orderedmq.forks import BeginAnew
 from orderedmq.rocketmq.net.account import NO_ACCOUNT, Account
 from orderedmq.rocketmq.net.deadline import Deadline, seconds_to
 from orderedmq.rocketmq.net.transport import Transport, WriteTimeout, connect
@@ -139,7 +137,6 @@ class Connection:
         self._pending = self._stream.in_flight
         self._writing = threading.Lock()
         self._reader = threading.Thread(target=self._read, name=f"rocketmq-{address}", daemon=True)
-        _connections.add(self)
         self._reader.start()
 
     @classmethod
@@ -338,16 +335,3 @@ class Connection:
         if not pending._may_be_written:
             return self._stream.not_sent(what, lost)
         return self._stream.no_answer(f"the {what}, which may or may not have been executed")
-
-    def _forget(self) -> None:
-        """Drop the connection in a child after a fork without telling the server, because it still belongs to the parent."""
-        self._writing = threading.Lock()
-        self._stream.end("it belongs to the parent process")
-        self._transport.close()
-        for pending in self._pending.values():
-            pending._on_done = None
-            pending._finish(None, self._error_of(pending))
-        self._pending.clear()
-
-
-_connections: Final = BeginAnew(Connection._forget)

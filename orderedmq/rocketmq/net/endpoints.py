@@ -1,11 +1,12 @@
 """The connections of a client by address: a connection that all threads share, and lanes for pulls, each used by one thread at a time.
 
 Rules: all attempts to connect to an address share one back-off. A server closes a connection that is unused for 120 s, so one that is
-idle for longer than MAX_IDLE is replaced. A child after a fork makes new connections.
+idle for longer than MAX_IDLE is replaced. Connections belong to the process that made them.
 """
 
 from __future__ import annotations
 
+import os
 import random
 import ssl
 import threading
@@ -87,9 +88,20 @@ class Endpoints:
         self._on_push = on_push
         self._names = names
         self._closing = threading.Event()
+        self._pid = os.getpid()
 
     def __reduce__(self) -> NoReturn:
         raise stays_here(";".join(self._nameservers))
+
+    @property
+    def is_own(self) -> bool:
+        """See `Client.is_own`."""
+        return self._pid == os.getpid()
+
+    def require_own(self) -> None:
+        """See `Client.require_own`."""
+        if not self.is_own:
+            raise stays_here(";".join(self._nameservers))
 
     def connection(self, address: str, deadline: float, *, wait: bool = True) -> Connection:
         """See `Client.connection`."""
@@ -131,6 +143,7 @@ class Endpoints:
 
     def close(self) -> None:
         """Close every connection. Waiting operations raise an error."""
+        self.require_own()
         self._closing.set()
         with self.lock:
             endpoints = list(self.by_address.values())
@@ -152,16 +165,10 @@ class Endpoints:
     def raise_closed(self) -> NoReturn:
         raise RocketMQError(RocketMQCondition.CLOSED, f"the connection to {';'.join(self._nameservers)} was closed")
 
-    def forget(self) -> None:
-        """Start over in a child after a fork, because connections belong to the parent, and its threads may hold locks."""
-        closed = self._closing.is_set()
-        self.lock, self._closing, self.by_address = threading.Lock(), threading.Event(), {}
-        if closed:
-            self._closing.set()
-
     # --- inside
 
     def _endpoint(self, address: str) -> AddressConnections:
+        self.require_own()
         with self.lock:
             return self.by_address.setdefault(address, AddressConnections())
 

@@ -4,7 +4,7 @@ A `Connection` can be shared because it has a reader thread, locks, and an objec
 pull itself, so a lane does without them.
 
 Rules (`wire.stream` has the rules of every stream): deadlines are monotonic seconds. When a lane ends, all its requests in flight end
-with the same error. A child after a fork drops its parent's lanes. Any thread may call `shutdown`.
+with the same error. Any thread may call `shutdown`.
 
 A broker answers every request. A Proxy drops answers when too many are waiting (behind_proxy.UNWRITTEN). So on a lane to a Proxy, a
 request is sent again when enough later requests have been answered (round_trips), or when no answer has come for a while. The first
@@ -22,7 +22,6 @@ from typing import Final, TypeAlias
 import pyarrow as pa
 
 from orderedmq.errors import OrderedMQError, RocketMQError
-from orderedmq.forks import BeginAnew
 from orderedmq.rocketmq.net.account import NO_ACCOUNT, Account
 from orderedmq.rocketmq.net.connection import PUSH_ANSWER_TIMEOUT
 from orderedmq.rocketmq.net.deadline import Deadline
@@ -87,7 +86,6 @@ class Lane:
         self._repeats: dict[int, int] = {}
         self._trips = RoundTrips()
         self._quiet = QUIET
-        _lanes.add(self)
 
     @classmethod
     def open(
@@ -259,12 +257,3 @@ class Lane:
         self._stream.end(why)
         self._transport.shutdown()
         self._transport.close()
-
-    def _forget(self) -> None:
-        """Drop the connection in a child after a fork without telling the server, because it belongs to the parent."""
-        if not self.closed:
-            self._stream.end("it belongs to the parent process")
-            self._transport.close()
-
-
-_lanes: Final = BeginAnew(Lane._forget)

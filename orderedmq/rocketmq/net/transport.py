@@ -194,7 +194,7 @@ class Transport:
             pass
 
     def close(self) -> None:
-        """Close the descriptor without telling the server, because after a fork the connection belongs to the parent."""
+        """Close the descriptor without telling the server, because the connection may belong to a process that has forked this one."""
         self._socket.close()
 
 

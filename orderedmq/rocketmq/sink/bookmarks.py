@@ -20,13 +20,11 @@ in the topic but no mark is the group of consumers, and a sink refuses it.
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple, TypeVar
 
 from orderedmq.conditions import GroupCondition, OptionCondition
 from orderedmq.errors import GroupError, OptionError, RocketMQError
-from orderedmq.forks import call_in_child
 from orderedmq.model import MessageQueue
 from orderedmq.ownership.micro_batch import KEPT_BATCHES
 from orderedmq.rocketmq.group.offsets import GroupOffsets
@@ -43,8 +41,6 @@ from orderedmq.rocketmq.wire.group_requests import consumer_offset, update_consu
 from orderedmq.rocketmq.wire.request import Request
 
 T = TypeVar("T")
-
-_entering = threading.Lock()
 
 #: Seconds for a request with all its retries, because a broker may be restarting.
 TIMEOUT: Final = 60.0
@@ -253,7 +249,7 @@ class Bookmarks:
         if self._own_bookmark(queue):
             return
         # A task enters many queues of a broker, and the first one searches them all.
-        with _entering:
+        with self._client.entering:
             self._enter(queue, seen_before, permitted)
 
     def _enter(
@@ -354,11 +350,3 @@ class Bookmarks:
 
     def _ask(self, queue: MessageQueue, request: Request[T]) -> T:
         return self._client.call(request, Deadline.after(self._timeout), topic=queue.topic, broker_name=queue.broker_name)
-
-
-def _in_child() -> None:
-    global _entering
-    _entering = threading.Lock()
-
-
-call_in_child(_in_child)
