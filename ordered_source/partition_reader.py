@@ -24,7 +24,6 @@ from orderedmq.errors import DataLossError, TopicError, lost, queue_deleted, rec
 from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.ownership.lock import LockToken
 from orderedmq.ownership.micro_batch import run_of
-from orderedmq.parking import reading
 from orderedmq.parking.lot import RESTORE_COLUMNS, Lot, restore
 from orderedmq.pulls import pulls
 from orderedmq.rows.filters import Filter
@@ -131,12 +130,15 @@ def _read_lot(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the messages of the range as they were sent to ``queue``, with ``columns``. ``text`` is the queue's lock_token.
 
-    The range is read twice, because an operator's command at its end can apply to messages at its beginning. Raises the errors of
+    The whole range is read first, because an operator's command at its end can apply to messages at its beginning. Raises the errors of
     `pulls` even if the user accepts losses, because a key's order is unknown if some of its parked messages are missing.
     """
     lot = Lot(span.begin)
-    reading.read(log, lot, span.queue, span.end)
+    pieces = list[pa.RecordBatch]()
     for rows in pulls(log, span.queue, span.begin, span.end, max_messages, max_bytes, RESTORE_COLUMNS):
+        lot.add(rows)
+        pieces.append(rows)
+    for rows in pieces:
         messages, tickets = restore(rows, queue, lot)
         if not messages.num_rows:
             continue

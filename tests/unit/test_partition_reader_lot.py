@@ -17,6 +17,7 @@ from ordered_source.columns import TICKET_TYPE, LotPlace, full_schema
 from ordered_source.partition_reader import LotSpan, QueuePartition
 from ordered_source.read_context import LotPlan, ReadContext
 from orderedmq.embedded.broker import EmbeddedBroker
+from orderedmq.embedded.log import EmbeddedLog
 from orderedmq.embedded.outbox import EmbeddedOutbox
 from orderedmq.endpoint import Endpoint
 from orderedmq.errors import LockError
@@ -109,6 +110,22 @@ def test_the_rows_have_exactly_the_columns_that_were_asked_for(rig: Rig) -> None
     names = tuple(full_schema(True, True, True).names)
     assert names[-3:] == ("properties", "lock_token", "ticket")
     assert [tuple(row) for row in rig.read(rig.part(5, 6, (1, 3)), *names)] == [names] * 3
+
+
+def test_each_message_of_a_lot_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(tmp_path, Order("retry", "b"))
+    pull, offsets = EmbeddedLog.pull, list[int]()
+
+    def counted(log: EmbeddedLog, queue: MessageQueue, *how: Any) -> pa.RecordBatch:
+        pulled = pull(log, queue, *how)
+        if queue == LOT:
+            offsets.extend(pulled.column("queue_offset").to_pylist())
+        return pulled
+
+    monkeypatch.setattr(EmbeddedLog, "pull", counted)
+    assert [row["queue_offset"] for row in rig.read(rig.part(4, 6, (1, 4)), "queue_offset")] == [0, 1, 4, 5]
+    assert offsets == [1, 2, 3]
+    rig.broker.close()
 
 
 def test_a_lot_that_is_not_planned_gives_no_rows_and_is_known_from_the_lock_token(rig: Rig) -> None:
