@@ -104,7 +104,7 @@ class _Planned:
             return None
         self._check_keys(written)
         self._warn(written)
-        with reach(self.options.endpoint, identity=written[0].identity, seen_here=True) as broker:
+        with reach(self.options.endpoint, identity=written[0].identity) as broker:
             return broker.outbox.publish(
                 written[0].batch,
                 [message.receipt for message in written],
@@ -118,7 +118,7 @@ class _Planned:
         written = [message for message in messages if isinstance(message, Written)]
         if written:
             try:
-                with reach(self.options.endpoint, identity=written[0].identity, seen_here=True) as broker:
+                with reach(self.options.endpoint, identity=written[0].identity) as broker:
                     broker.outbox.discard([message.receipt for message in written])
             except OrderedMQError as error:
                 log.warning("the rows of an aborted batch could not be deleted now, but will be deleted later: %s", error)

@@ -87,7 +87,7 @@ def write(
     context = TaskContext.get()
     assert context is not None, "a writer runs in a Spark task"
     batch = sink_batch(options, run_of(context.getLocalProperty), job, streaming=streaming)
-    broker = kept(options.endpoint, identity, run=batch.run.run_id if streaming and batch.run is not None else "")
+    broker = kept(options.endpoint, identity)
     if options.trace_topic is not None:
         broker = broker.traced(options.trace_topic, check=False)
     staging = broker.outbox.open(batch, context.partitionId())

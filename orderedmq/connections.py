@@ -50,17 +50,10 @@ def connect(
     return EmbeddedBroker(Path(path), identity=identity)
 
 
-def reach(endpoint: Endpoint, *, identity: str | None = None, seen_here: bool = False) -> Broker:
-    """Return a connection to the broker at ``endpoint``.
-
-    ``seen_here``: this machine has found the broker ``identity`` there before. If that broker is missing now, it was replaced, moved or
-    deleted.
-    """
-    if endpoint.path is not None:
-        from orderedmq.embedded.broker import EmbeddedBroker
-
-        return EmbeddedBroker(Path(endpoint.path), identity=identity, seen_here=seen_here)
+def reach(endpoint: Endpoint, *, identity: str | None = None) -> Broker:
+    """Return a connection to the broker at ``endpoint``. ``identity``: see `connect`."""
     return connect(
+        endpoint.path,
         namesrv_addr=endpoint.namesrv_addr,
         credentials=endpoint.credentials,
         tls=endpoint.tls,
@@ -74,22 +67,13 @@ def reach(endpoint: Endpoint, *, identity: str | None = None, seen_here: bool = 
 _kept: dict[tuple[Endpoint, str], tuple[int, Broker]] = {}
 #: Each open store maps 1 TiB of address space, and a process has about 120 TiB. A Spark worker of tests may open many stores, one per test.
 _MOST_STORES: Final = 16
-#: The identity of the store to which each recent run of a query wrote.
-_written: dict[tuple[Endpoint, str], str] = {}
-_MOST_RUNS: Final = 100
 
 
-def kept(endpoint: Endpoint, identity: str, *, run: str = "") -> Broker:
+def kept(endpoint: Endpoint, identity: str) -> Broker:
     """Return a connection that this process keeps open for later calls, because an executor's worker runs many short tasks.
 
-    A child opens its own connection after a fork. If a store is replaced, its connection raises StoreError until a query opens
-    the new store. At most 16 stores stay open; the least recently used one is closed first. ``run`` is the run of a query that writes.
-    Raises StoreError REPLACED if this run has written to another store at the same path before.
+    A child opens its own connection after a fork. At most 16 stores stay open; the least recently used one is closed first.
     """
-    if run and endpoint.path is not None and _remembered(endpoint, run, identity) != identity:
-        from orderedmq.embedded.store.store_file import not_the_same
-
-        raise not_the_same(endpoint.path)
     known = _kept.pop((endpoint, identity), None)
     if known is not None and known[0] == os.getpid():
         # Put it back at the end, because it is now the most recently used one.
@@ -97,8 +81,6 @@ def kept(endpoint: Endpoint, identity: str, *, run: str = "") -> Broker:
         return known[1]
     broker = reach(endpoint, identity=identity)
     if endpoint.path is not None:
-        if broker.identity:
-            _close_former(endpoint)
         _close_oldest()
     _kept[(endpoint, identity)] = (os.getpid(), broker)
     return broker
@@ -109,17 +91,3 @@ def _close_oldest() -> None:
     stores = [key for key, (pid, _) in _kept.items() if key[0].path is not None and pid == os.getpid()]
     for key in stores[: max(0, len(stores) - _MOST_STORES + 1)]:
         _kept.pop(key)[1].close()
-
-
-def _close_former(endpoint: Endpoint) -> None:
-    """Close connections to former stores at this path, because deleted files keep their disk space while they are open."""
-    for key, (pid, broker) in list(_kept.items()):
-        if key[0] == endpoint and pid == os.getpid():
-            broker.close()
-            _kept[key] = (pid, reach(endpoint, identity=key[1], seen_here=True))
-
-
-def _remembered(endpoint: Endpoint, run: str, identity: str) -> str:
-    while len(_written) >= _MOST_RUNS and (endpoint, run) not in _written:
-        del _written[next(iter(_written))]
-    return _written.setdefault((endpoint, run), identity)

@@ -18,7 +18,6 @@ from orderedmq.embedded.groups import EmbeddedGroups
 from orderedmq.embedded.log import EmbeddedLog
 from orderedmq.embedded.outbox import EmbeddedOutbox
 from orderedmq.embedded.store.environment import Store
-from orderedmq.embedded.store.store_file import not_the_same
 from orderedmq.errors import OptionError, StoreError, stays_here
 
 
@@ -30,14 +29,12 @@ class EmbeddedBroker:
         path: Path,
         *,
         identity: str | None = None,
-        seen_here: bool = False,
         map_size: int | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """``identity``: the expected store's identity. ``seen_here``: whether this machine had that store at ``path`` before."""
+        """``identity``: the expected store's identity."""
         self.path = Path(os.path.abspath(path))
         self._expected = identity
-        self._seen_here = seen_here
         self._map_size = map_size
         self._clock: Clock = clock or SystemClock()
         self._opened: Store | None = None
@@ -68,8 +65,6 @@ class EmbeddedBroker:
             return self._opened
 
     def _unexpected(self, what: str) -> StoreError:
-        if self._seen_here:
-            return not_the_same(self.path)
         return StoreError(
             StoreCondition.OTHER_MACHINE,
             f"the query was planned with a store at {self.path}, but {what} at this path on this machine: the embedded broker serves only "

@@ -111,7 +111,6 @@ class EmbeddedGroups:
         self.life = LOCK_LIFE
 
     def join(self, owner: str) -> ClientIdentity:
-        self._store.require_here()
         with self._store.errors_mapped("join a group"):
             presence = Presence(self._store.path, owner)
         self._present[presence.client.client_id] = presence

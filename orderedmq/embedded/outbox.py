@@ -40,7 +40,6 @@ class EmbeddedOutbox:
         self._clock = clock
 
     def register(self, run: SourceRun, queue: MessageQueue, offsets: OffsetRange, token: LockToken | None) -> None:
-        self._store.require_here()
         with self._store.errors_mapped("register a source"):
             runs.register(self._store.path, run, Registration(queue, offsets, token), self._clock.instant())
 

@@ -193,7 +193,6 @@ class EmbeddedStaging:
         with self._store.errors_mapped("write"):
             for queue, payload, chunk in encoded:
                 if self._writer is None:
-                    self._store.require_here()
                     self._writer = self._store.segments.create(self._header())
                 position = self._writer.append(payload)
                 placed = chunk._replace(segment=self._writer.segment, position=position)

@@ -256,7 +256,7 @@ def test_an_abort_that_cannot_delete_anything_leaves_the_error_of_the_commit_to_
     Path(rig.path).rename(f"{rig.path}-elsewhere")
     sink.abort(messages, 0)
     [said] = [record.getMessage() for record in caplog.records if "aborted batch" in record.getMessage()]
-    assert "ORDEREDMQ_STORE.MISSING" in said
+    assert "ORDEREDMQ_STORE.OTHER_MACHINE" in said
     Path(f"{rig.path}-elsewhere").rename(rig.path)
     sink.abort(messages, 0)
     assert staged(rig.path) == 0

@@ -26,7 +26,7 @@ from orderedmq.embedded.store import formats, layout
 from orderedmq.embedded.store.filesystem import file_system, locked, make_folder, missing_rights, refuse_other_files
 from orderedmq.embedded.store.resize_lock import ResizeLock
 from orderedmq.embedded.store.segments import Segments
-from orderedmq.embedded.store.store_file import File, Whereabouts, file_at, recognised
+from orderedmq.embedded.store.store_file import File, file_at, not_the_same
 from orderedmq.embedded.store.transaction import Transaction, damaged
 from orderedmq.errors import StoreError, StoreFullError, map_full, no_store, stays_here
 from orderedmq.ownership.lock import Instant
@@ -87,20 +87,20 @@ class _Process:
 class Store:
     """The environment of one store in this process. Callers of ``open`` share it, and the last ``close`` closes it.
 
-    Each use raises StoreError REPLACED or MISSING if none of the paths by which the store was opened leads to its file any more.
+    A transaction raises StoreError REPLACED or MISSING at its end if the path no longer leads to the store's file.
     """
 
     #: By process number, because a child after a fork shares nothing with its parent.
     _processes: ClassVar[dict[int, _Process]] = {}
 
     def __init__(self, path: Path, map_size: int) -> None:
-        self._path = path
+        self.path = path
         self._pid = os.getpid()
         self.map_size = map_size
         #: Identifies the store and its file. A copy of the store has another identity.
         self.identity = ""
-        #: None until the store is opened for the first time.
-        self._whereabouts: Whereabouts | None = None
+        #: The store's file; None until the store is opened for the first time.
+        self._file: File | None = None
         #: When this process last applied the retention of all topics (`garbage.tidy`).
         self.retained: Instant | None = None
         self._users = 0
@@ -117,7 +117,7 @@ class Store:
         self._resize_lock = ResizeLock()
 
     def __reduce__(self) -> NoReturn:
-        raise stays_here(self._path)
+        raise stays_here(self.path)
 
     # -- opening -----------------------------------------------------------------------------------------------------------
 
@@ -163,7 +163,8 @@ class Store:
             if store is None:
                 store = cls(path, map_size or MAP_SIZE)
                 store._environment(create=create)
-                process.stores[store._known.file] = store
+                assert store._file is not None, "the store was opened"
+                process.stores[store._file] = store
             store._users += 1
             return store
 
@@ -191,16 +192,11 @@ class Store:
         """Return the store that this process has open at ``path``, or None if it has none open there."""
         file = file_at(path)
         store = cls._process().stores.get(file) if file is not None else None
-        if store is None:
-            return None
-        store._known.also(path)
-        try:
+        if store is not None:
+            if file_at(store.path) != file:
+                # The store was moved, or the link by which it was opened leads elsewhere.
+                store.path = path
             store._environment()
-        except StoreError as error:
-            # The handle was dropped (`_drop`), and another store's file has since got the same inode number.
-            if error.sub != StoreCondition.REPLACED:
-                raise
-            return None
         return store
 
     @classmethod
@@ -224,23 +220,15 @@ class Store:
         if not self.is_own:
             raise stays_here(self.path)
 
-    @property
-    def path(self) -> Path:
-        """The path at which the store was last found. It is one of the paths by which the store was opened."""
-        return self._path if self._whereabouts is None else self._whereabouts.path
-
-    @property
-    def _known(self) -> Whereabouts:
-        assert self._whereabouts is not None, "the store was opened"
-        return self._whereabouts
-
     def require_here(self) -> None:
-        """Require that a known path still leads to the store. Call this before using other files in the store's directory.
-
-        Raises StoreError REPLACED or MISSING.
-        """
-        if self._whereabouts is not None:
-            self._whereabouts.require()
+        """Require that the path still leads to the store's file. Raises StoreError REPLACED or MISSING."""
+        try:
+            file = file_at(self.path)
+        except OSError:
+            # A directory on the path cannot be entered at the moment, so assume that it still leads to the file.
+            return
+        if self._file not in (None, file):
+            raise not_the_same(self.path)
 
     def close(self) -> None:
         self.require_own()
@@ -249,8 +237,8 @@ class Store:
             self._users -= 1
             if self._users <= 0:
                 self._closed = True
-                if process.stores.get(self._known.file) is self:
-                    del process.stores[self._known.file]
+                if self._file is not None and process.stores.get(self._file) is self:
+                    del process.stores[self._file]
                 self._drop()
 
     def _drop(self) -> None:
@@ -285,7 +273,6 @@ class Store:
 
     def _environment(self, *, create: bool = False) -> tuple[Any, dict[str, Any]]:
         self.require_own()
-        self.require_here()
         env, handles = self._env, self._handles
         if env is not None:
             return env, handles
@@ -307,13 +294,20 @@ class Store:
                     verify.require_sound(self.path, env)
                     handles, store_id = formats.prepare(env, self.path, self.segments, create)
                     self.segments.store_id = store_id
-                    file, self.identity = recognised(self.path, before, store_id, self.identity)
-                    self._whereabouts = self._whereabouts or Whereabouts(self._path, file)
+                    # If another store takes this one's place while it is opened, this is the former file, and the transaction notices it.
+                    self._recognise(before or file_at(self.path), store_id)
                 except BaseException:
                     env.close()
                     raise
                 self._env, self._handles = env, handles
             return self._env, self._handles
+
+    def _recognise(self, file: File | None, store_id: str) -> None:
+        """Remember the file and the identity. Raises StoreError REPLACED or MISSING if the store was opened before and was another one."""
+        identity = store_id if file is None else f"{store_id}-{file[1]:x}"
+        if file is None or self.identity not in ("", identity):
+            raise not_the_same(self.path)
+        self._file, self.identity = file, identity
 
     def _lmdb(self, create: bool) -> Any:
         try:
@@ -359,6 +353,7 @@ class Store:
         env, handles = self._environment()
         with self.errors_mapped("read"), self._transaction(env, write=False) as txn:
             yield Transaction(txn, handles, self.path, self.segments)
+        self.require_here()
 
     def consult(self, work: Callable[[Transaction], T]) -> T:
         """Return the result of ``work`` on a read transaction. If a segment was deleted during ``work``, retry with a newer snapshot.
@@ -468,9 +463,8 @@ class Store:
         It is the number of the newest snapshot. ``env.info()`` is not used, because it counts a write already before the write's fsync,
         while readers still see the earlier state. A reader would take that state for the new one.
         """
-        env, _ = self._environment()
-        with self.errors_mapped("read"), self._transaction(env, write=False) as txn:
-            return int(txn.id())
+        with self.read() as txn:
+            return txn.number()
 
     @contextlib.contextmanager
     def errors_mapped(self, what: str, target: Path | None = None) -> Iterator[None]:
@@ -482,6 +476,11 @@ class Store:
         written = target or self.path
         try:
             yield
+        except StoreError as error:
+            if error.sub == StoreCondition.CORRUPT:
+                # A segment file may be missing because another store has taken this one's place.
+                self.require_here()
+            raise
         except lmdb.MapFullError as error:
             raise map_full(self.path, self.map_size) from error
         except (lmdb.PanicError, lmdb.BadTxnError) as error:

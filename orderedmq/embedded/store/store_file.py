@@ -1,7 +1,4 @@
-"""Identifies a store's file, and checks whether a path still leads to it.
-
-The store's directory may be replaced, moved or deleted while the store is open.
-"""
+"""Identifies a store's file. The store's directory may be replaced, moved or deleted while the store is open."""
 
 from __future__ import annotations
 
@@ -57,43 +54,3 @@ def another_store(path: str | Path) -> StoreError:
         f"the store at {path} is not the one that this query's checkpoint has read: the path is wrong, or a new store was made there. "
         "Correct option path, put the former store or a copy of it back, or start with a new checkpointLocation",
     )
-
-
-def recognised(path: Path, before: File | None, store_id: str, expected: str) -> tuple[File, str]:
-    """Return the file and the identity of a store that was just opened.
-
-    ``before``: the file at ``path`` before the store was opened, None if there was none. ``expected``: the store's identity when this
-    process first opened it, "" if this is the first time. Raises StoreError REPLACED or MISSING if the file or the identity has changed.
-    """
-    file = file_at(path)
-    identity = store_id if file is None else f"{store_id}-{file[1]:x}"
-    if file is None or before not in (None, file) or expected not in ("", identity):
-        raise not_the_same(path)
-    return file, identity
-
-
-class Whereabouts:
-    """The paths by which a process opened one store's file."""
-
-    def __init__(self, path: Path, file: File) -> None:
-        self.path = path
-        self.file = file
-        self._paths = {path: str(path)}
-
-    def also(self, path: Path) -> None:
-        """Add another path by which the store was opened: a link, or the directory to which it was moved."""
-        self._paths[path] = str(path)
-
-    def require(self) -> None:
-        """Check that a path still leads to the file, with one system call (about 1 µs). Raises StoreError REPLACED or MISSING."""
-        try:
-            if file_at(self._paths[self.path]) == self.file:
-                return
-            for path, text in list(self._paths.items()):
-                if file_at(text) == self.file:
-                    self.path = path
-                    return
-        except OSError:
-            # A directory on the path cannot be entered at the moment, so assume that the path still leads to the file.
-            return
-        raise not_the_same(self.path)
