@@ -186,6 +186,9 @@ class Client:
     def close(self) -> None:
         self.world.broker.disconnected(self)
 
+    def require_own(self) -> None:
+        """No process of the simulation forks."""
+
     def doubt(self, topic: str) -> None:
         """The broker never moves."""
 
