@@ -16,7 +16,8 @@ from orderedmq.tools.readable import number
 
 if TYPE_CHECKING:
     from orderedmq.broker import Broker
-    from orderedmq.tools.audit import Audit, Side
+    from orderedmq.tools.audit import Audit
+    from orderedmq.tools.audit_sides import Side
 
 
 def add_to(app: typer.Typer) -> None:
@@ -82,9 +83,10 @@ def compare(
     of their key in ACTUAL.
     """
     # Imported here, because pyarrow's datasets import pandas, which would make --help half a second slower.
-    from orderedmq.tools.audit import audit
-    from orderedmq.tools.audit_sides import TableSide, TopicSide
+    from orderedmq.tools.audit import audit, require_duckdb
+    from orderedmq.tools.audit_sides import TableSide, TopicSide, parquet
 
+    require_duckdb("orderedmq audit")
     table: dict[str, Any] = {
         "key_column": key_column,
         "id_column": id_column,
@@ -96,7 +98,7 @@ def compare(
 
     def side(name: str, broker: Broker) -> Side:
         if "/" in name or "." in name:
-            return TableSide(Path(name), **table)
+            return TableSide(name, parquet(Path(name)), **table)
         return TopicSide(broker.log, name, id_field, begin)
 
     tables = {"/", "."} & {*expected, *actual}

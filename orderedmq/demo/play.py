@@ -25,7 +25,7 @@ from orderedmq.endpoint import Endpoint
 from orderedmq.errors import ErrorOf, TopicError
 from orderedmq.java import ensure_java
 from orderedmq.spark_release import newest_java, require_pyspark
-from orderedmq.tools.audit import Audit, audit
+from orderedmq.tools.audit import Audit, audit, require_duckdb
 from orderedmq.tools.audit_sides import TopicSide
 from orderedmq.tools.producer import Producer
 
@@ -86,6 +86,7 @@ class Demo:
         """Check all requirements before the first step. Raises DemoError FOLDER_IN_USE, OptionError MISSING, JavaError."""
         self.folder = self.folder.absolute()
         require_pyspark("the demo")
+        require_duckdb("the demo", "demo")
         flights.data_folder()
         ensure_java(newest_java())
         try:

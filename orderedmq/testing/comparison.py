@@ -12,8 +12,8 @@ from orderedmq.broker import Log
 from orderedmq.conditions import OptionCondition
 from orderedmq.errors import OptionError
 from orderedmq.testing.rows import Row, batches
-from orderedmq.tools.audit import Audit, Side, audit
-from orderedmq.tools.audit_sides import RowsSide, TableSide, TopicSide
+from orderedmq.tools.audit import Audit, audit
+from orderedmq.tools.audit_sides import Side, TableSide, TopicSide, in_memory, parquet
 
 
 @runtime_checkable
@@ -40,11 +40,11 @@ def side(given: Given, name: str, log: Log, id_field: str | None, columns: dict[
             )
         return TopicSide(log, given, id_field)
     if isinstance(given, Path):
-        return TableSide(given, id_field=id_field, **columns)
+        return TableSide(str(given), parquet(given), id_field=id_field, **columns)
     if isinstance(given, Frame):
         given = given.toArrow()
     rows = [given] if isinstance(given, pa.Table) else list(given)
-    return RowsSide(name, batches(rows, name), id_field)
+    return TableSide(name, in_memory(name, batches(rows, name)), id_field=id_field)
 
 
 def difference(expected: Side, actual: Side) -> str | None:

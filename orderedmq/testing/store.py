@@ -20,6 +20,7 @@ from orderedmq.testing.kill import After
 from orderedmq.testing.problems import QueryTestError
 from orderedmq.testing.rows import Row, batches
 from orderedmq.text import text_of
+from orderedmq.tools.audit import require_duckdb
 from orderedmq.tools.browse import rows_of
 from orderedmq.tools.dead_letters import letter_queues
 from orderedmq.tools.producer import Producer
@@ -191,9 +192,11 @@ class TemporaryStore:
         ``id_field`` of JSON bodies. ``key_column``, ``id_column`` and ``order_column`` apply to Parquet, as in the command
         ``orderedmq audit``, which makes the same comparison.
 
-        Raises AssertionError with the first differences of each kind, and OptionError or TopicError if a side cannot be read.
+        Needs DuckDB (the extra ``audit``). Raises AssertionError with the first differences of each kind, and OptionError or TopicError if
+        a side cannot be read.
         """
         __tracebackhide__ = True
+        require_duckdb("assert_same")
         columns = {"key_column": key_column, "id_column": id_column, "order_column": order_column}
         log = self.broker.log
         # Read the ends of ``actual`` first, so that a message that arrives between the two reads is reported as lost, never as unexpected.

@@ -1,70 +1,39 @@
-"""Compares two histories per sharding key: did every message arrive, once and in order? Pure numpy, apart from temporary files.
+"""Compares two histories per sharding key: did every message arrive, once and in order? DuckDB (the extra ``audit``) does the work.
 
-A history is a sequence of rows. A row has a key, an identity (by default its body, or a field of it) and a number. Keys and
-identities are compared by 64-bit hashes, and identities only within a key: among 10 million rows of one key, two different
-identities have the same hash with a probability of 3 in a million.
+A history is a sequence of rows. A row has a key, an identity (by default its body, or a field of it) and a position. Identities are
+compared within a key, by MD5.
 
 The order of a key: the first occurrences of identities must have the same order in ACTUAL as in EXPECTED. A row that comes after
 a row that should follow it is out of order. An identity that occurs n times in EXPECTED is matched n times; further occurrences
 in ACTUAL count as duplicated.
 
-Memory is bounded: rows are divided by key into buckets, which are compared one by one. A bucket has at most about two million
-rows of both sides, in temporary files of 36 bytes a row. (A bucket is larger if one key has more rows, or if both sides together
-have more than 512 million rows.)
+Memory is bounded by `MEMORY`, however many rows there are: DuckDB writes what does not fit into temporary files.
 """
 
 from __future__ import annotations
 
-import contextlib
+import errno
+import importlib.util
+import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import IO, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
+import pyarrow as pa
 
-Words = npt.NDArray[np.uint64]
-Int64s = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
+from orderedmq.errors import missing_package
 
-#: Target number of rows of both sides in a bucket, and the maximum number of buckets. A bucket has one file per side.
-BUCKET_ROWS: Final = 2_000_000
-MAX_BUCKETS: Final = 256
-#: The key hash of rows without a key, which have no order.
-NO_KEY: Final = np.uint64(0)
-#: ``at``: the row's number on its side. A side's rows are sorted by ``order``, then by ``at``. ``lane``: the row's queue.
-ROW: Final = np.dtype([("key", "<u8"), ("id", "<u8"), ("at", "<i8"), ("order", "<i8"), ("lane", "<i4")])
-Rows = npt.NDArray[Any]
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+    from orderedmq.tools.audit_sides import Side
+
+#: DuckDB's limits. Each thread needs some of the memory, however many cores there are.
+MEMORY: Final = "1GB"
+THREADS: Final = 4
 
 KINDS: Final = ("lost", "duplicated", "out_of_order", "moved", "extra")
-
-
-class Location(NamedTuple):
-    """An example row as shown to users: its location, key and identity."""
-
-    where: str
-    key: str | None
-    id: str
-
-
-class Side(Protocol):
-    """One of the two histories."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def messages(self) -> int:
-        """The number of rows."""
-        ...
-
-    def rows(self) -> Iterator[Rows]:
-        """Yield all rows, in batches of dtype ROW."""
-        ...
-
-    def locate(self, rows: Sequence[int]) -> list[Location]:
-        """Return the locations of the rows with these numbers."""
-        ...
 
 
 @dataclass
@@ -164,200 +133,156 @@ class Audit:
         return {"ok": self.ok, **asdict(self)}
 
 
-def audit(
-    expected: Side,
-    actual: Side,
-    *,
-    examples: int = 5,
-    progress: Callable[[int], None] | None = None,
-    bucket_rows: int = BUCKET_ROWS,
-) -> Audit:
+_HISTORY: Final = "CREATE TABLE history (expected BOOLEAN, key VARCHAR, id UHUGEINT, position HUGEINT, queue VARCHAR)"
+
+#: MD5, because DuckDB's own hash is the same for many bodies that differ only in a few digits.
+#: A position has the value that orders the side's rows in its upper bits, and the row's number on its side in the lower 40.
+_INSERT: Final = """
+INSERT INTO history
+SELECT $expected, key, md5_number(id), sort::HUGEINT * (1::HUGEINT << 40) + number, queue FROM batch
+"""
+
+_EXTENTS: Final = """
+SELECT expected, sum(messages), count(key), count(*) FILTER (first_queue < last_queue AND key IS NOT NULL)
+FROM (
+    SELECT expected, key, count(*) AS messages, min(queue) AS first_queue, max(queue) AS last_queue
+    FROM history GROUP BY expected, key
+)
+GROUP BY expected
+"""
+
+#: Pair the n-th occurrence of an identity in EXPECTED with the n-th in ACTUAL. A position is NULL if that side has no such occurrence.
+#: ``wanted``: whether EXPECTED has the identity of an occurrence in ACTUAL at all.
+_PAIRS: Final = """
+CREATE TABLE pairs AS
+WITH numbered AS (
+    SELECT *, row_number() OVER same AS turn, count(*) FILTER (expected) OVER same AS expectations
+    FROM history
+    WINDOW same AS (PARTITION BY key, id ORDER BY expected DESC, position)
+)
+SELECT
+    key,
+    id,
+    if(expected, turn, turn - expectations) AS occurrence,
+    max(position) FILTER (expected) AS sent,
+    max(position) FILTER (NOT expected) AS arrived,
+    bool_or(NOT expected AND expectations > 0) AS wanted
+FROM numbered
+GROUP BY ALL
+"""
+
+#: A message without a partner is moved if one of the other side, under another key, has its identity. Each such message is counted once,
+#: so that its row in EXPECTED has another kind. ``position``: that in EXPECTED for lost and departed messages, otherwise that in ACTUAL.
+_DIFFERENCES: Final = """
+CREATE TABLE differences AS
+WITH ordered AS (
+    SELECT key, arrived, sent < max(sent) OVER (
+        PARTITION BY key ORDER BY arrived ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
+    ) AS late
+    FROM pairs WHERE sent IS NOT NULL AND arrived IS NOT NULL AND key IS NOT NULL
+), single AS (
+    SELECT
+        key,
+        sent,
+        arrived,
+        row_number() OVER (PARTITION BY id, sent IS NULL ORDER BY sent, arrived)
+            <= least(count(sent) OVER (PARTITION BY id), count(arrived) OVER (PARTITION BY id)) AS moved
+    FROM pairs WHERE (sent IS NULL OR arrived IS NULL) AND NOT wanted
+)
+SELECT 'duplicated' AS kind, key, arrived AS position FROM pairs WHERE sent IS NULL AND wanted
+UNION ALL
+SELECT 'out_of_order', key, arrived FROM ordered WHERE late
+UNION ALL
+SELECT if(moved, 'moved', 'extra'), key, arrived FROM single WHERE sent IS NULL
+UNION ALL
+SELECT if(moved, 'departed', 'lost'), key, sent FROM single WHERE arrived IS NULL
+"""
+
+#: A gap ends at the next message of the key that has arrived.
+_GAPS: Final = """
+WITH gaps AS (
+    SELECT kind, absent.key, present.sent
+    FROM differences AS absent
+    ASOF LEFT JOIN (SELECT key, sent FROM pairs WHERE sent IS NOT NULL AND arrived IS NOT NULL) AS present
+    ON absent.key = present.key AND absent.position < present.sent
+    WHERE kind IN ('lost', 'departed')
+)
+SELECT
+    (SELECT count(*) FROM (SELECT DISTINCT key, sent FROM gaps WHERE sent IS NOT NULL)),
+    (SELECT count(*) FROM gaps WHERE sent IS NULL AND kind = 'lost' AND key IS NOT NULL)
+"""
+
+
+def require_duckdb(feature: str, extra: str = "audit") -> None:
+    """Check that DuckDB is installed. ``feature``: what needs it, for the error. Raises OptionError MISSING."""
+    if importlib.util.find_spec("duckdb") is None:
+        raise missing_package(feature, "duckdb", extra)
+
+
+def audit(expected: Side, actual: Side, *, examples: int = 5, progress: Callable[[int], None] | None = None) -> Audit:
     """Return the differences between two histories.
 
     ``examples``: maximum number of examples of each kind. ``progress`` is called with the number of rows of each batch that is read.
+    Call `require_duckdb` before. Raises the errors of the sides, and OSError if the temporary files do not fit on the disk.
     """
-    buckets = min(MAX_BUCKETS, 1 + (expected.messages + actual.messages) // bucket_rows)
-    found = _Found(Audit(Extent(expected.name), Extent(actual.name)))
-    with _Buckets(buckets) as wanted, _Buckets(buckets) as got:
-        for dealt, side in ((wanted, expected), (got, actual)):
-            for rows in side.rows():
-                dealt.add(rows)
-                if progress is not None:
-                    progress(len(rows))
-        for bucket in range(buckets):
-            found.compare(wanted.rows(bucket), got.rows(bucket))
-    return found.result(expected, actual, examples)
+    import duckdb
+
+    with tempfile.TemporaryDirectory(prefix="orderedmq-audit-") as folder:
+        config: dict[str, Any] = {
+            "memory_limit": MEMORY,
+            "threads": min(THREADS, os.cpu_count() or 1),
+            "temp_directory": folder,
+            "preserve_insertion_order": False,
+        }
+        try:
+            with duckdb.connect(config=config) as connection:
+                connection.execute(_HISTORY)
+                for is_expected, side in ((True, expected), (False, actual)):
+                    for rows in side.rows():
+                        connection.register("batch", pa.Table.from_batches([rows]))
+                        connection.execute(_INSERT, {"expected": is_expected})
+                        if progress is not None:
+                            progress(rows.num_rows)
+                return _compare(connection, expected, actual, examples)
+        except RuntimeError as error:
+            if "interrupted" not in str(error):
+                raise
+            # DuckDB took the signal of Ctrl-C.
+            raise KeyboardInterrupt from error
+        except (duckdb.OutOfMemoryException, duckdb.IOException, duckdb.TransactionException) as error:
+            # The queries are fixed, so only a lack of space can make them fail. A commit that finds no space is an error of transactions.
+            reason = str(error).partition("\n")[0]
+            raise OSError(errno.ENOSPC, f"{tempfile.gettempdir()} has too little space for DuckDB's files: {reason}") from error
 
 
-class _Buckets:
-    """Rows divided into buckets by key; kept in memory if there is only one bucket."""
+def _compare(connection: DuckDBPyConnection, expected: Side, actual: Side, examples: int) -> Audit:
+    def rows(query: str, *values: Any) -> list[Any]:
+        return connection.execute(query, values or None).fetchall()
 
-    def __init__(self, buckets: int) -> None:
-        self._kept: list[Rows] = []
-        self._open = contextlib.ExitStack()
-        self._files: list[IO[bytes]] = []
-        if buckets > 1:
-            self._files = [self._open.enter_context(tempfile.TemporaryFile()) for _ in range(buckets)]  # noqa: SIM115
-
-    def __enter__(self) -> _Buckets:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._open.close()
-
-    def add(self, rows: Rows) -> None:
-        if not self._files:
-            self._kept.append(rows)
-            return
-        # A row without a key has no order, so its bucket is chosen by its identity, which is the same on both sides.
-        number = np.where(rows["key"] == NO_KEY, rows["id"], rows["key"]) % np.uint64(len(self._files))
-        order = np.argsort(number, kind="stable")
-        ends = np.searchsorted(number[order], np.arange(len(self._files)), side="right")
-        for file, part in zip(self._files, np.split(rows[order], ends[:-1]), strict=True):
-            file.write(part.tobytes())
-
-    def rows(self, bucket: int) -> Rows:
-        if not self._files:
-            return np.concatenate(self._kept) if self._kept else np.empty(0, ROW)
-        file = self._files[bucket]
-        file.seek(0)
-        return np.frombuffer(file.read(), ROW)
-
-
-class _History(NamedTuple):
-    """One side's rows of one bucket, sorted by key and then by their order. ``begins`` is true at the first row of each key."""
-
-    key: Words
-    id: Words
-    at: Int64s
-    begins: Bools
-
-    @property
-    def has_key(self) -> Bools:
-        out: Bools = self.key != NO_KEY
-        return out
-
-
-def _history(rows: Rows, extent: Extent) -> _History:
-    rows = rows[np.lexsort((rows["at"], rows["order"], rows["key"]))]
-    key, lane = np.ascontiguousarray(rows["key"]), rows["lane"]
-    begins = _changes(key)
-    history = _History(key, np.ascontiguousarray(rows["id"]), np.ascontiguousarray(rows["at"]), begins)
-    extent.messages += len(rows)
-    extent.keys += int(np.count_nonzero(begins & history.has_key))
-    elsewhere = np.zeros(len(rows), dtype=bool)
-    elsewhere[1:] = (lane[1:] != lane[:-1]) & ~begins[1:]
-    extent.split_keys += len(np.unique(key[elsewhere & history.has_key]))
-    return history
-
-
-def _changes(values: npt.NDArray[Any]) -> Bools:
-    """Return whether each value differs from the value before it; true for the first value."""
-    out = np.ones(len(values), dtype=bool)
-    out[1:] = values[1:] != values[:-1]
-    return out
-
-
-class _Found:
-    """The findings of all buckets."""
-
-    def __init__(self, report: Audit) -> None:
-        self._report = report
-        self._numbers: dict[str, list[Int64s]] = {"duplicated": [], "out_of_order": []}
-        # Rows without a partner: identity, number, and for lost rows whether they are the last rows of their key. `result` pairs moved rows.
-        self._lost: list[tuple[Words, Int64s, Bools]] = []
-        self._extra: list[tuple[Words, Int64s]] = []
-
-    def compare(self, expected_rows: Rows, actual_rows: Rows) -> None:
-        report = self._report
-        expected = _history(expected_rows, report.expected)
-        actual = _history(actual_rows, report.actual)
-        partner, wanted, again = _match(expected, actual, report)
-        lost = np.ones(len(expected.key), dtype=bool)
-        lost[partner[partner >= 0]] = False
-        gaps, at_end = _holes(expected, lost)
-        report.gaps += gaps
-        # Partners of later keys have greater numbers, so one running maximum works for all keys.
-        found = np.where(partner >= 0, partner, -1)
-        before = np.maximum.accumulate(found) if len(found) else found
-        late = np.zeros(len(found), dtype=bool)
-        late[1:] = (partner[1:] >= 0) & (partner[1:] < before[:-1])
-        late &= actual.has_key
-        for kind, mask in (("duplicated", again), ("out_of_order", late)):
-            setattr(report, kind, getattr(report, kind) + int(np.count_nonzero(mask)))
-            self._numbers[kind].append(actual.at[mask])
-        self._lost.append((expected.id[lost], expected.at[lost], at_end[lost]))
-        self._extra.append((actual.id[~wanted], actual.at[~wanted]))
-        wrong = np.concatenate((expected.key[lost], actual.key[again | late | ~wanted]))
-        report.keys_affected += len(np.unique(wrong[wrong != NO_KEY]))
-
-    def result(self, expected: Side, actual: Side, examples: int) -> Audit:
-        """Return the report. Call it after all buckets were compared."""
-        report = self._report
-        lost_id, lost_at, at_end = (np.concatenate(part) for part in zip(*self._lost, strict=True))
-        extra_id, extra_at = (np.concatenate(part) for part in zip(*self._extra, strict=True))
-        left, came = _common(lost_id, extra_id)
-        report.lost, report.moved = int(np.count_nonzero(~left)), int(np.count_nonzero(left))
-        report.lost_at_end = int(np.count_nonzero(at_end & ~left))
-        report.extra = int(np.count_nonzero(~came))
-        numbers = {kind: np.concatenate(parts) for kind, parts in self._numbers.items()}
-        numbers |= {"lost": lost_at[~left], "moved": extra_at[came], "extra": extra_at[~came]}
-        for kind in KINDS:
-            side = expected if kind == "lost" else actual
-            first = np.sort(numbers[kind])[:examples].tolist()
-            report.examples += [Example(kind, side.name, *location) for location in side.locate(first)] if first else []
-        return report
-
-
-def _match(expected: _History, actual: _History, report: Audit) -> tuple[Int64s, Bools, Bools]:
-    """Return for each row of ACTUAL: its partner in EXPECTED (-1: none), whether EXPECTED has its identity, whether it is duplicated."""
-    count = len(expected.key)
-    key = np.concatenate((expected.key, actual.key))
-    identity = np.concatenate((expected.id, actual.id))
-    # Sorting brings equal rows together: first those of EXPECTED, then those of ACTUAL, each in their side's order.
-    order = np.lexsort((identity, key))
-    begins = _changes(key[order]) | _changes(identity[order])
-    group = np.cumsum(begins) - 1
-    start = np.flatnonzero(begins)
-    ours = order < count
-    there = np.bincount(group[ours], minlength=len(start))
-    report.expected.repeated += int(np.sum(np.maximum(there - 1, 0)))
-    report.actual.repeated += int(np.sum(np.maximum(np.bincount(group[~ours], minlength=len(start)) - 1, 0)))
-    turn = np.arange(len(order)) - start[group] - there[group]
-    matched = ~ours & (turn < there[group])
-    partner = np.full(len(order), -1, dtype=np.int64)
-    partner[order[matched]] = order[(start[group] + turn)[matched]]
-    wanted = np.zeros(len(order), dtype=bool)
-    wanted[order] = there[group] > 0
-    partner, wanted = partner[count:], wanted[count:]
-    return partner, wanted, wanted & (partner < 0)
-
-
-def _holes(expected: _History, lost: Bools) -> tuple[int, Bools]:
-    """Return the number of gaps, and which lost rows are the last rows of their key.
-
-    A gap is a run of lost rows that is followed by a row of the same key that is not lost. Rows without a key have no gaps.
-    """
-    if not len(lost):
-        return 0, lost
-    number = np.cumsum(expected.begins) - 1
-    rows = np.arange(len(lost))
-    last = np.maximum.reduceat(np.where(lost, -1, rows), np.flatnonzero(expected.begins))[number]
-    run = lost & (expected.begins | ~np.concatenate(([False], lost[:-1])))
-    return int(np.count_nonzero(run & (rows < last) & expected.has_key)), lost & (rows > last)
-
-
-def _common(ours: Words, others: Words) -> tuple[Bools, Bools]:
-    """Return which elements of ``ours`` and of ``others`` can be paired one to one with an equal identity."""
-    identity = np.concatenate((ours, others))
-    order = np.argsort(identity, kind="stable")
-    begins = _changes(identity[order])
-    group = np.cumsum(begins) - 1
-    start = np.flatnonzero(begins)
-    mine = order < len(ours)
-    count = np.bincount(group[mine], minlength=len(start)), np.bincount(group[~mine], minlength=len(start))
-    turn = np.arange(len(order)) - start[group]
-    paired = np.where(mine, turn, turn - count[0][group]) < np.minimum(*count)[group]
-    out = np.zeros(len(order), dtype=bool)
-    out[order] = paired
-    return out[: len(ours)], out[len(ours) :]
+    extents = {True: Extent(expected.name), False: Extent(actual.name)}
+    for is_expected, *counts in rows(_EXTENTS):
+        extents[is_expected] = Extent(extents[is_expected].name, *counts)
+    rows(_PAIRS)
+    rows("DROP TABLE history")
+    rows(_DIFFERENCES)
+    counts = dict(rows("SELECT kind, count(*) FROM differences GROUP BY kind"))
+    [(gaps, lost_at_end)] = rows(_GAPS)
+    repeated = "SELECT count(sent), count(arrived) FROM pairs WHERE occurrence > 1"
+    [(extents[True].repeated, extents[False].repeated)] = rows(repeated)
+    [(keys_affected,)] = rows("SELECT count(DISTINCT key) FROM differences")
+    report = Audit(
+        extents[True],
+        extents[False],
+        lost_at_end=lost_at_end,
+        gaps=gaps,
+        keys_affected=keys_affected,
+        **{kind: counts.get(kind, 0) for kind in KINDS},
+    )
+    first = (
+        "SELECT (position & ((1::HUGEINT << 40) - 1))::BIGINT AS number FROM differences WHERE kind = ? ORDER BY number LIMIT ?"
+    )
+    for kind in KINDS:
+        side = expected if kind == "lost" else actual
+        numbers = [number for (number,) in rows(first, kind, examples)]
+        report.examples += [Example(kind, side.name, *location) for location in side.locate(numbers)] if numbers else []
+    return report

@@ -16,9 +16,9 @@ from tests.environments import FOLDER, RELEASES, ROOT, command, copy_of, environ
 
 #: What the light tests need in addition to the package.
 TOOLS: Final = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "psutil", "nbformat", "fastavro", "pyyaml")
-EXTRAS: Final = ("ui", "opentelemetry", "spark")
-#: The modules of tests/unit whose code depends on the packages of the core: rows, what RocketMQ stores, the command.
-LIGHT: Final = ("rocketmq_*", "cli_*", "rows", "content", "selector", "sharding_key", "parking", "lot*")
+EXTRAS: Final = ("ui", "opentelemetry", "spark", "audit")
+#: The modules of tests/unit whose code depends on the packages of the core: rows, what RocketMQ stores, the command, the audit.
+LIGHT: Final = ("rocketmq_*", "cli_*", "audit", "rows", "content", "selector", "sharding_key", "parking", "lot*")
 
 #: Timeout in seconds. The first time, an environment with Spark is created.
 _TIMEOUT = 1200

@@ -205,7 +205,7 @@ def test_the_tests_of_the_guide_pass_in_a_folder_of_their_own_without_java_and_s
     tools, project = tmp_path / "tools", tmp_path / "project"
     for folder in (tools, project):
         folder.mkdir()
-    link(dependencies("pytest"), tools)
+    link(dependencies("pytest") | {"duckdb"}, tools)
     for one in snippets(ROOT / "docs" / "guides" / "testing.md"):
         file = one.code.partition("\n")[0].removeprefix("# ")
         assert file.endswith(".py"), one.line

@@ -215,7 +215,7 @@ def test_the_guide_of_tests_installs_and_runs_in_ci_what_it_has_said() -> None:
     (workflow,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
     assert re.findall(r"^ +- run: (.*)$", workflow, re.MULTILINE) == ["pip install -r requirements.txt", "pytest"]
     assert re.search(r"^ +container: python:3\.", workflow, re.MULTILINE)
-    assert f"\n./wheels/orderedmq-{orderedmq.__version__}-py3-none-any.whl[spark,java]\npytest\n" in text
+    assert f"\n./wheels/orderedmq-{orderedmq.__version__}-py3-none-any.whl[spark,java,audit]\npytest\n" in text
 
 
 def user_code() -> Iterator[tuple[str, str]]:
