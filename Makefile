@@ -111,10 +111,11 @@ test: ready tools ## run the tests and print the time of each folder; ARGS="-k n
 test-all: ready tools ## also run the long tier: whole environments, every release of RocketMQ, damage to each used field of a store
 	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) --nightly $(ARGS)
 
-lint: $(STAMP) ## run ruff and strict mypy, and check the workflows
+lint: $(STAMP) ## run ruff, strict mypy and the contracts of imports, and check the workflows
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-logo --no-cache
 	@$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	@$(BIN)/zizmor --offline --quiet --no-progress --min-severity medium .github/workflows
 
