@@ -255,12 +255,8 @@ def _raised(call: ast.Call, classes: Mapping[str, type[OrderedMQError]], known: 
 
 
 def _message(call: ast.Call, names: Mapping[str, object]) -> str:
-    """Return the message in a call of an error's class, with its remedy."""
-    message = _text(call.args[1], names) if len(call.args) > 1 else ""
-    for more in call.args[2:]:
-        if isinstance(more, ast.Call) and _called(more) == "Remedy" and more.args:
-            message += f". {_text(more.args[0], names)}"
-    return message
+    """Return the message in a call of an error's class."""
+    return _text(call.args[1], names) if len(call.args) > 1 else ""
 
 
 def _text(node: ast.expr, names: Mapping[str, object]) -> str:

@@ -8,11 +8,19 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from orderedmq.capabilities import EMBEDDED, ROCKETMQ, Capabilities
 from orderedmq.conditions import OptionCondition, RocketMQCondition
-from orderedmq.errors import ACCOUNT, OptionError, RocketMQError
+from orderedmq.errors import OptionError, RocketMQError
+
+#: An account's options, and the environment variables from which the command takes them. The command has no flags for an account, because
+#: every user of a machine can see a command's arguments.
+ACCOUNT: Final = {
+    "accessKey": "ORDEREDMQ_ACCESS_KEY",
+    "secretKey": "ORDEREDMQ_SECRET_KEY",
+    "securityToken": "ORDEREDMQ_SECURITY_TOKEN",
+}
 
 
 @dataclass(frozen=True)

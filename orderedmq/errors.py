@@ -2,16 +2,16 @@
 
 Rules: a message is one line that can be read alone, because Spark wraps it in a traceback. Its first sentence says what happened and where
 (the topic, the broker, the queue), with the cause after a colon if it is known. It begins with a small letter, because it follows the
-condition. The sentences after it say what to do; they begin with a capital letter, and the last one has no full stop. An error of a
-library or of the system (lmdb, OSError, struct) becomes one of these errors before a user sees it. A text that several places need is a
-function here.
+condition. The sentences after it say what to do; they begin with a capital letter, and the last one has no full stop. They are for users of
+Spark, of Python and of the command alike: where a flag of the command has another name than the option, it follows in brackets, as in
+"namesrvAddr (--namesrv)". An error of a library or of the system (lmdb, OSError, struct) becomes one of these errors before a user sees it.
+A text that several places need is a function here.
 """
 
 from __future__ import annotations
 
-import re
 from enum import StrEnum
-from typing import ClassVar, Final, Generic, NamedTuple, Self, TypeVar
+from typing import ClassVar, Final, Generic, Self, TypeVar
 
 from orderedmq.conditions import (
     DataLossCondition,
@@ -44,37 +44,10 @@ FORMER_RUN: Final = (
 NEWEST_CHECKPOINT: Final = "Restore the newest checkpoint, or start with a new one"
 
 
-#: An account's options, and the environment variables from which the command takes them. The command has no arguments for an account,
-#: because every user of a machine can see arguments.
-ACCOUNT: Final = {
-    "accessKey": "ORDEREDMQ_ACCESS_KEY",
-    "secretKey": "ORDEREDMQ_SECRET_KEY",
-    "securityToken": "ORDEREDMQ_SECURITY_TOKEN",
-}
-#: Options that have another name in the command, except for the names in `_WORDS`.
-_NAMES: Final = {"namesrvAddr": "--namesrv", "topicQueueNums": "--queues", **ACCOUNT}
-#: Options whose names are also plain words. They are replaced only after the word "option".
-_WORDS: Final = {"path": "--path", "namespace": "--namespace"}
-_NAME: Final = re.compile(rf"\b(?:options? )?({'|'.join(_NAMES)})\b|\boption ({'|'.join(_WORDS)})\b")
-
-
-class Remedy(NamedTuple):
-    """What to do about an error: one text for users of options (Spark, Python), one for users of the command.
-
-    It is needed where the two texts differ in more than the name of an option.
-
-    Both are sentences that begin with a verb in the imperative and have no full stop at the end.
-    """
-
-    options: str
-    command: str
-
-
 class OrderedMQError(Exception):
     """The base of all errors of this package.
 
-    ``condition`` is ``FAMILY.SUB`` and stays the same across versions: match on it, not on the text. ``message`` names options.
-    ``typed`` is the same message for users of the command. ``remedy`` becomes the last sentence of both.
+    ``condition`` is ``FAMILY.SUB`` and stays the same across versions: match on it, not on the text.
     """
 
     family: ClassVar[str]
@@ -87,13 +60,11 @@ class OrderedMQError(Exception):
     from_users_code: bool = False
     sub: StrEnum
 
-    def __init__(self, sub: StrEnum, message: str, remedy: Remedy | None = None) -> None:
+    def __init__(self, sub: StrEnum, message: str) -> None:
         if type(sub) is not self.conditions:
             raise AssertionError(f"{type(self).__name__} has no condition {sub!r}")
         self.sub = sub
-        self.message = message if remedy is None else f"{message}. {remedy.options}"
-        said = _NAME.sub(lambda found: _NAMES[found[1]] if found[1] else _WORDS[found[2]], message)
-        self.typed = said if remedy is None else f"{said}. {remedy.command}"
+        self.message = message
         super().__init__(f"[{self.condition}] {self.message}")
 
     @property
@@ -102,12 +73,10 @@ class OrderedMQError(Exception):
 
     def during(self, step: str) -> Self:
         """Return this error with ``step``, a clause that says what failed and where, before its message."""
-        error = type(self)(self.sub, f"{step}: {self.message}")
-        error.typed = f"{step}: {self.typed}"
-        return error
+        return type(self)(self.sub, f"{step}: {self.message}")
 
-    def __reduce__(self) -> tuple[type[OrderedMQError], tuple[StrEnum, str], dict[str, str]]:
-        return type(self), (self.sub, self.message), {"typed": self.typed}
+    def __reduce__(self) -> tuple[type[OrderedMQError], tuple[StrEnum, str]]:
+        return type(self), (self.sub, self.message)
 
 
 class ErrorOf(OrderedMQError, Generic[C]):
@@ -115,8 +84,8 @@ class ErrorOf(OrderedMQError, Generic[C]):
 
     sub: C
 
-    def __init__(self, sub: C, message: str, remedy: Remedy | None = None) -> None:
-        super().__init__(sub, message, remedy)
+    def __init__(self, sub: C, message: str) -> None:
+        super().__init__(sub, message)
 
 
 class OptionError(ErrorOf[OptionCondition]):
@@ -205,8 +174,8 @@ class StoreFullError(StoreError):
     retriable = True
     sub: StoreFullCondition
 
-    def __init__(self, sub: StoreFullCondition, message: str, remedy: Remedy | None = None) -> None:
-        super().__init__(sub, message, remedy)
+    def __init__(self, sub: StoreFullCondition, message: str) -> None:
+        super().__init__(sub, message)
 
 
 class JavaError(ErrorOf[JavaCondition]):
@@ -234,8 +203,8 @@ class ProtocolError(RocketMQError):
     conditions = ProtocolCondition
     sub: ProtocolCondition
 
-    def __init__(self, sub: ProtocolCondition, message: str, remedy: Remedy | None = None) -> None:
-        super().__init__(sub, message, remedy)
+    def __init__(self, sub: ProtocolCondition, message: str) -> None:
+        super().__init__(sub, message)
 
 
 class RocketMQUnavailableError(RocketMQError):
@@ -245,8 +214,8 @@ class RocketMQUnavailableError(RocketMQError):
     retriable = True
     sub: UnavailableCondition
 
-    def __init__(self, sub: UnavailableCondition, message: str, remedy: Remedy | None = None) -> None:
-        super().__init__(sub, message, remedy)
+    def __init__(self, sub: UnavailableCondition, message: str) -> None:
+        super().__init__(sub, message)
 
     @property
     def outcome_unknown(self) -> bool:
@@ -265,11 +234,8 @@ def aged_out(queue: object, begin: int, least: int) -> DataLossError:
     """Return the error for messages [begin, least) of a queue that retention deleted."""
     error = DataLossError(
         DataLossCondition.AGED_OUT,
-        f"messages {begin} to {least - 1} ({least - begin}) of queue {queue} were deleted by retention before they were read",
-        Remedy(
-            "Keep messages longer or read sooner, or set failOnDataLoss=false to skip them with a warning",
-            "Run the command again to begin after them",
-        ),
+        f"messages {begin} to {least - 1} ({least - begin}) of queue {queue} were deleted by retention before they were read. "
+        "Keep messages longer or read sooner. To begin after them, set failOnDataLoss=false or run the command again",
     )
     error.behind = least
     return error
@@ -308,10 +274,7 @@ def topic_exists(topic: str, queues: int) -> TopicError:
     """Return the error for a new topic whose name is taken."""
     return TopicError(
         TopicCondition.EXISTS,
-        f"topic {topic!r} exists with {queues} queues",
-        Remedy(
-            "Choose another name, or use the topic as it is", "Choose another name, or give --if-not-exists to use it as it is"
-        ),
+        f"topic {topic!r} exists with {queues} queues. Choose another name, or use the topic as it is (--if-not-exists)",
     )
 
 
@@ -338,9 +301,7 @@ def missing_group(group: str, where: str) -> GroupError:
 def in_use(group: str, why: str) -> GroupError:
     """Return the error for a change of a group that clients use. ``why``: a clause that says who uses it."""
     return GroupError(
-        GroupCondition.IN_USE,
-        f"group {group!r} is in use: {why}",
-        Remedy("Stop that query first, or pass force=True", "Stop that query first, or give --force"),
+        GroupCondition.IN_USE, f"group {group!r} is in use: {why}. Stop that query first, or pass force=True (--force)"
     )
 
 
@@ -403,8 +364,8 @@ def beyond_end(queue: object, end: int, known: str, cause: str) -> DataLossError
     """
     return DataLossError(
         DataLossCondition.BEYOND_END,
-        f"queue {queue} ends at {end}, but {known}: {cause}",
-        Remedy("Set failOnDataLoss=false to resume at its end with a warning", "Run the command again to see what is left"),
+        f"queue {queue} ends at {end}, but {known}: {cause}. Set failOnDataLoss=false to resume at its end with a warning, or run the "
+        "command again to see what is left",
     )
 
 
@@ -446,13 +407,8 @@ def no_store(path: object) -> StoreError:
     """Return the error for a directory that is missing or has no store."""
     return StoreError(
         StoreCondition.MISSING,
-        f"there is no store at {path}",
-        Remedy(
-            "Set option path to an existing store, make one with orderedmq topic create or by writing with topicQueueNums, or set "
-            "namesrvAddr for a RocketMQ cluster",
-            "Give --path with the directory of a store, make one with orderedmq topic create TOPIC --queues N, or give --namesrv for a "
-            "RocketMQ cluster",
-        ),
+        f"there is no store at {path}. Set path to an existing store, make one with orderedmq topic create TOPIC --queues N or by writing "
+        "with topicQueueNums (--queues), or set namesrvAddr (--namesrv) for a RocketMQ cluster",
     )
 
 
@@ -460,9 +416,6 @@ def map_full(path: object, size: int) -> StoreFullError:
     """Return the error for a store whose entries have reached their maximum size."""
     return StoreFullError(
         StoreFullCondition.FULL,
-        f"the entries of the store at {path} have reached their maximum size of {size} bytes, so nothing was changed",
-        Remedy(
-            "Set a retention or delete topics",
-            "Set a retention (orderedmq topic alter TOPIC --retention-time 7d) or delete topics (orderedmq topic delete TOPIC)",
-        ),
+        f"the entries of the store at {path} have reached their maximum size of {size} bytes, so nothing was changed. Set a "
+        "retention (orderedmq topic alter TOPIC --retention-time 7d) or delete topics (orderedmq topic delete TOPIC)",
     )

@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from orderedmq.conditions import GroupCondition, TopicCondition
-from orderedmq.errors import GroupError, Remedy, TopicError
+from orderedmq.errors import GroupError, TopicError
 
 if TYPE_CHECKING:
     from orderedmq.schema import DEFAULT_COLUMNS as DEFAULT_COLUMNS
@@ -170,8 +170,8 @@ def check_group(name: str) -> None:
         raise GroupError(GroupCondition.BAD_NAME, f"consumer group {name!r} {why}")
 
 
-def missing_topic(topic: str, typed: str = "Run orderedmq topic list to see all topics") -> TopicError:
-    """Return the error for a topic that does not exist. ``typed``: the remedy for users of the command.
+def missing_topic(topic: str) -> TopicError:
+    """Return the error for a topic that does not exist.
 
     Users cannot create a topic that belongs to a group. For such a topic, the error says when the broker creates it.
     """
@@ -192,8 +192,11 @@ def missing_topic(topic: str, typed: str = "Run orderedmq topic list to see all 
         return TopicError(
             TopicCondition.MISSING, f"topic {topic!r} does not exist: it is made when the first message is parked"
         )
-    create = f"Create it with orderedmq topic create {topic} --queues N, or with the sink's option topicQueueNums"
-    return TopicError(TopicCondition.MISSING, f"topic {topic!r} does not exist", Remedy(create, typed))
+    return TopicError(
+        TopicCondition.MISSING,
+        f"topic {topic!r} does not exist. Run orderedmq topic list to see all topics, or create it with orderedmq topic create {topic} "
+        "--queues N, or by writing to it with topicQueueNums (--queues)",
+    )
 
 
 #: Names that are loaded on first use, because their module imports pyarrow.

@@ -20,7 +20,7 @@ from orderedmq.cli.shell import Shell, command
 from orderedmq.cli.topics import Name
 from orderedmq.conditions import OptionCondition, StoreCondition, TopicCondition
 from orderedmq.errors import OptionError, OrderedMQError, StoreError, TopicError
-from orderedmq.model import MAX_QUEUES, is_reserved, missing_topic
+from orderedmq.model import MAX_QUEUES, is_reserved
 from orderedmq.routing.selector import Keying, keying_of
 from orderedmq.rows.message_rows import several_tags
 from orderedmq.text import is_text
@@ -206,9 +206,7 @@ def _ensure_topic(broker: Broker, topic: str, queues: int | None) -> None:
         if error.sub not in (TopicCondition.MISSING, StoreCondition.MISSING):
             raise
         if queues is None:
-            if isinstance(error, StoreError):
-                raise
-            raise missing_topic(topic, "Give --queues N to create it") from error
+            raise
         broker.admin.create_topic(topic, queues)
         return
     if queues is not None and found != queues:

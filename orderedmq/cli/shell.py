@@ -32,7 +32,7 @@ from orderedmq.cli.shared_options import (
 )
 from orderedmq.conditions import OptionCondition
 from orderedmq.endpoint import Endpoint
-from orderedmq.errors import OptionError, OrderedMQError, Remedy
+from orderedmq.errors import OptionError, OrderedMQError
 from orderedmq.options.declared import BROKER_OPTIONS, DEFAULT_DIRECTORY, Given
 from orderedmq.options.endpoint import VARIABLES, from_environment, layered, parse_endpoint
 from orderedmq.options.profiles import read_profile
@@ -253,9 +253,9 @@ def _typed(options: Sequence[str] | None) -> dict[str, str]:
         given, equals, value = text.partition("=")
         name = spelling.get(given.lower())
         if not equals or name is None:
-            usage = f"Give NAME=VALUE with one of the names {', '.join(spelling.values())}"
             raise OptionError(
-                OptionCondition.INVALID, f"--option {given} does not set a connection option", Remedy(usage, usage)
+                OptionCondition.INVALID,
+                f"--option {given} does not set a connection option. Give NAME=VALUE with one of the names {', '.join(spelling.values())}",
             )
         if name in _SECRETS:
             raise OptionError(
@@ -428,7 +428,7 @@ def exit_codes() -> Iterator[None]:
     try:
         yield
     except OrderedMQError as error:
-        _fail(f"[{error.condition}] {error.typed}", code_of(error))
+        _fail(f"[{error.condition}] {error.message}", code_of(error))
     except KeyboardInterrupt:
         _fail("interrupted", INTERRUPTED)
     except BrokenPipeError:

@@ -19,7 +19,7 @@ import xxhash
 
 from orderedmq.conditions import StoreCondition
 from orderedmq.embedded.store.layout import INLINE, Chunk
-from orderedmq.errors import Remedy, StoreError
+from orderedmq.errors import StoreError
 from orderedmq.model import MESSAGE_SCHEMA, MessageQueue, select_schema
 from orderedmq.schema import concat_batches
 
@@ -128,11 +128,8 @@ def verify(payload: bytes | pa.Buffer, chunk: Chunk, queue: MessageQueue, first:
         raise StoreError(
             StoreCondition.CORRUPT,
             f"messages {first} to {first + chunk.rows - 1} of queue {queue} fail their checksum: the disk or another program "
-            "changed the store's file",
-            Remedy(
-                "Restore the store from a copy, or skip these messages with startingOffsets",
-                f"Restore the store from a copy, or skip these messages (--offset {first + chunk.rows})",
-            ),
+            f"changed the store's file. Restore the store from a copy, or skip these messages with startingOffsets (--offset "
+            f"{first + chunk.rows})",
         )
 
 

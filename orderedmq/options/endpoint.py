@@ -10,8 +10,8 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from orderedmq.endpoint import Credentials, CredentialsFile, Endpoint, TlsOptions, parse_nameservers
-from orderedmq.errors import ACCOUNT, RocketMQError
+from orderedmq.endpoint import ACCOUNT, Credentials, CredentialsFile, Endpoint, TlsOptions, parse_nameservers
+from orderedmq.errors import RocketMQError
 from orderedmq.options.declared import DEFAULT_DIRECTORY, Given
 from orderedmq.options.values import conflict, half_given, invalid, only_for_cluster, parse_bool, parse_path
 
@@ -79,15 +79,22 @@ def _credentials(given: Given) -> Credentials | CredentialsFile | None:
     if (path := given.optional(_FILE, parse_path)) is not None:
         for name in ACCOUNT:
             if given.has(name):
-                raise conflict(f"options {_FILE} and {name} exclude each other: the file contains the account. Drop one")
+                raise conflict(
+                    f"options {_FILE} and {_spelled(name)} exclude each other: the file contains the account. Drop one"
+                )
         return CredentialsFile(path)
     for name, other in (("accessKey", "secretKey"), ("secretKey", "accessKey"), ("securityToken", "accessKey")):
         if given.has(name) and not given.has(other):
-            raise half_given(name, other)
+            raise half_given(_spelled(name), _spelled(other))
     access_key, secret_key = given.optional("accessKey", _not_empty), given.optional("secretKey", _not_empty)
     if access_key is None or secret_key is None:
         return None
     return Credentials(access_key, secret_key, given.optional("securityToken", _not_empty))
+
+
+def _spelled(name: str) -> str:
+    """Return the name of an account's option with the name of its environment variable."""
+    return f"{name} ({ACCOUNT[name]})"
 
 
 def _tls(given: Given) -> TlsOptions | None:
@@ -113,7 +120,7 @@ def _addresses(text: str, option: str) -> str:
     try:
         return ";".join(parse_nameservers(text))
     except RocketMQError as error:
-        raise invalid(option, error.message) from error
+        raise invalid(f"{option} (--namesrv)", error.message) from error
 
 
 def _namespace(text: str, option: str) -> str:

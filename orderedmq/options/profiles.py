@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from orderedmq.conditions import OptionCondition
-from orderedmq.errors import OptionError, Remedy
+from orderedmq.errors import OptionError
 from orderedmq.options.declared import BROKER_OPTIONS
 from orderedmq.options.values import shown
 from orderedmq.secret_files import read_secret_file
@@ -60,6 +60,5 @@ def read_profile(name: str) -> dict[str, str]:
         else:
             options[spelling[given.lower()]] = value if isinstance(value, str) else str(value).lower()
             continue
-        # Both remedies are the same, because the file uses the same option names for the command and for Spark.
-        raise OptionError(OptionCondition.INVALID, f"profile {name} in {file} {why}", Remedy(remedy, remedy))
+        raise OptionError(OptionCondition.INVALID, f"profile {name} in {file} {why}. {remedy}")
     return options

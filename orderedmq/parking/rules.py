@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from orderedmq.conditions import GroupCondition, TopicCondition
-from orderedmq.errors import GroupError, Remedy, TopicError
+from orderedmq.errors import GroupError, TopicError
 from orderedmq.model import (
     MAX_NAME_LENGTH,
     PARKED_ALONE,
@@ -220,8 +220,7 @@ def seek_with_parked(group: str, messages: int, queues: Sequence[object]) -> Gro
     return GroupError(
         GroupCondition.PARKED,
         f"group {group!r} has {messages:,} parked messages of {_queues(queues)}, which a seek keeps or drops. Kept messages come back when "
-        "they are due, and dropped messages are never processed",
-        Remedy('Pass parked="keep" or parked="drop"', "Give --parked keep or --parked drop"),
+        'they are due, and dropped messages are never processed. Pass parked="keep" or parked="drop" (--parked keep, --parked drop)',
     )
 
 
@@ -230,11 +229,8 @@ def copy_with_parked(group: str, messages: int, queues: Sequence[object]) -> Gro
     return GroupError(
         GroupCondition.PARKED,
         f"group {group!r} has {messages:,} parked messages of {_queues(queues)}, which are below its offsets: a group at the same offsets "
-        "does not get them, and they stay parked in this group",
-        Remedy(
-            "Let a query of the group process them, or pass leave_parked=True",
-            "Let a query of the group process them, or give --leave-parked",
-        ),
+        "does not get them, and they stay parked in this group. Let a query of the group process them, or pass leave_parked=True "
+        "(--leave-parked)",
     )
 
 
@@ -252,11 +248,8 @@ def delete_with_parked(group: str, messages: int, queues: Sequence[object]) -> G
     """Return the error for deleting a group with parked messages without force, because the messages would be lost."""
     return GroupError(
         GroupCondition.PARKED,
-        f"group {group!r} has {messages:,} parked messages of {_queues(queues)}, which are lost if the group is deleted",
-        Remedy(
-            "Let a query of the group process them, or pass force=True",
-            "Let a query of the group process them, or give --force",
-        ),
+        f"group {group!r} has {messages:,} parked messages of {_queues(queues)}, which are lost if the group is deleted. Let a query of "
+        "the group process them, or pass force=True (--force)",
     )
 
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from orderedmq.conditions import MessageCondition, OptionCondition, SchemaCondition, SinkCondition, TopicCondition
-from orderedmq.errors import MessageError, OptionError, Remedy, SchemaError, SinkError, TopicError
+from orderedmq.errors import MessageError, OptionError, SchemaError, SinkError, TopicError
 from orderedmq.model import MAX_QUEUES, MessageQueue
 from orderedmq.routing.content_hash import Words, content_hash64
 from orderedmq.routing.key_hash import HashedKeys
@@ -112,17 +112,13 @@ class ModSelector(HashSelector):
         if not isinstance(keys, HashedNumbers):
             raise SchemaError(
                 SchemaCondition.WRONG_TYPE,
-                "the selector mod needs sharding keys that are whole numbers, not text",
-                Remedy("Set shardingKeyType=long", "Give --sharding-key-type long"),
+                "the selector mod needs sharding keys that are whole numbers, not text. Set shardingKeyType=long (--sharding-key-type long)",
             )
         if len(keys.numbers) and (least := int(keys.numbers.min())) < 0:
             raise MessageError(
                 MessageCondition.BAD_KEY,
                 f"a sharding key is {least}, but the selector mod accepts no negative numbers, because Java's id % queues is then negative "
-                "or 0",
-                Remedy(
-                    "Filter such rows out, or set messageQueueSelector=hash", "Leave such messages out, or give --selector hash"
-                ),
+                "or 0. Filter such rows out, or set messageQueueSelector=hash (--selector hash)",
             )
         return (keys.numbers % n).astype(np.uint16)
 
@@ -157,8 +153,8 @@ def keying_of(selector: KeyedSelectorName | None, key_type: KeyType | None) -> K
     if selector == "mod" and key_type == "text":
         raise OptionError(
             OptionCondition.CONFLICT,
-            "the selector mod needs keys that are whole numbers, not text",
-            Remedy('Drop selector="mod" or sharding_key_type="text"', "Drop --selector mod or --sharding-key-type text"),
+            'the selector mod needs keys that are whole numbers, not text. Drop selector="mod" (--selector) or sharding_key_type="text" '
+            "(--sharding-key-type)",
         )
     return Keying(selector or "hash", key_type or ("long" if selector == "mod" else "text"))
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from orderedmq.conditions import MessageCondition, SchemaCondition
-from orderedmq.errors import MessageError, Remedy, SchemaError
+from orderedmq.errors import MessageError, SchemaError
 from orderedmq.routing.key_hash import HashedKeys
 from orderedmq.text import narrow, valid
 
@@ -121,11 +121,8 @@ def _bad(where: str, key: str, kind: Literal["int", "long"]) -> MessageError:
     java = "Integer" if kind == "int" else "Long"
     return MessageError(
         MessageCondition.BAD_KEY,
-        f"{where} has the sharding key {shown}, but Java's {java} holds only whole numbers of {_BITS[kind]} bits",
-        Remedy(
-            "Correct the key, or hash keys as text with shardingKeyType=text",
-            "Correct the key, or hash keys as text with --sharding-key-type text",
-        ),
+        f"{where} has the sharding key {shown}, but Java's {java} holds only whole numbers of {_BITS[kind]} bits. "
+        "Correct the key, or hash keys as text with shardingKeyType=text (--sharding-key-type text)",
     )
 
 

@@ -16,7 +16,7 @@ import pyarrow.dataset
 
 from orderedmq.broker import Log, QueueBounds
 from orderedmq.conditions import OptionCondition, TopicCondition
-from orderedmq.errors import OptionError, Remedy, TopicError
+from orderedmq.errors import OptionError, TopicError
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue
 from orderedmq.pulls import pulls
 from orderedmq.text import text_of, valid
@@ -135,11 +135,8 @@ class TableSide:
             if column is not None and column not in names:
                 raise OptionError(
                     OptionCondition.INVALID,
-                    f"{name} has no column {column!r}, only {', '.join(names)}",
-                    Remedy(
-                        "Name its columns with key_column, id_column and order_column",
-                        "Give --key-column, --id-column and --order-column",
-                    ),
+                    f"{name} has no column {column!r}, only {', '.join(names)}. Name its columns with key_column, id_column and "
+                    "order_column (--key-column, --id-column and --order-column)",
                 )
         #: The columns that identify a row's queue.
         self._queue: list[str] = []

@@ -22,7 +22,6 @@ from orderedmq.conditions import OffsetCondition, OptionCondition, TopicConditio
 from orderedmq.errors import (
     OffsetError,
     OptionError,
-    Remedy,
     RocketMQError,
     TopicError,
     no_such_offset,
@@ -188,8 +187,8 @@ def require_one_broker(queues: Sequence[MessageQueue]) -> None:
         names = ", ".join(queue.broker_name for queue in queues)
         raise OptionError(
             OptionCondition.MISSING,
-            f"each broker numbers its dead letters from 0, and {len(queues)} brokers have letters of {queues[0].topic}",
-            Remedy(f"Name one of {names} with at_broker", f"Give --at-broker with one of {names}"),
+            f"each broker numbers its dead letters from 0, and {len(queues)} brokers have letters of {queues[0].topic}. Name one of "
+            f"{names} with at_broker (--at-broker)",
         )
 
 

@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from orderedmq.broker import Broker, Log
 from orderedmq.conditions import LockCondition, OffsetCondition, OptionCondition, TopicCondition
-from orderedmq.errors import LockError, MessageError, OffsetError, OptionError, Remedy, TopicError
+from orderedmq.errors import LockError, MessageError, OffsetError, OptionError, TopicError
 from orderedmq.model import PRODUCER_SCHEMA, MessageQueue, check_topic
 from orderedmq.ownership.lock import LockToken, Refusal
 from orderedmq.routing.selector import KeyedSelectorName, Keying, keying_of
@@ -40,7 +40,7 @@ from orderedmq.tools.dead_letters import (
 )
 from orderedmq.tools.producer import append_chosen
 
-_OTHER_TOPIC: Final = Remedy("Pass to_topic", "Give --to-topic")
+_OTHER_TOPIC: Final = "Pass to_topic (--to-topic)"
 
 
 @dataclass
@@ -220,11 +220,8 @@ class _Replay:
             raise OptionError(
                 OptionCondition.MISSING,
                 f"dead letter {letter.offset} is in quarantine: its message was replayed {letter.replays} times, and became a dead letter "
-                "again each time",
-                Remedy(
-                    "Set quarantined=None in the LetterFilter to send it nevertheless, or raise max_replays",
-                    "Give --quarantined to send it nevertheless, or raise --max-replays",
-                ),
+                "again each time. Set quarantined=None in the LetterFilter (--quarantined) to send it nevertheless, or raise max_replays "
+                "(--max-replays)",
             )
         if self.to_topic is None:
             _find_targets(self.broker.log, piece.letters, targets)
@@ -266,15 +263,14 @@ def _find_targets(log: Log, letters: Sequence[DeadLetter], targets: dict[str, li
                 raise
             raise TopicError(
                 error.sub,
-                f"dead letter {letter.offset} came from topic {topic!r}, which no longer exists",
-                _OTHER_TOPIC,
+                f"dead letter {letter.offset} came from topic {topic!r}, which no longer exists. {_OTHER_TOPIC}",
             ) from error
 
 
 def _origin(letter: DeadLetter) -> MessageQueue:
     if letter.origin is None:
         raise TopicError(
-            TopicCondition.MISSING, f"dead letter {letter.offset} does not say from which topic it came", _OTHER_TOPIC
+            TopicCondition.MISSING, f"dead letter {letter.offset} does not say from which topic it came. {_OTHER_TOPIC}"
         )
     return letter.origin
 
@@ -331,21 +327,16 @@ def _check_text(placed: Sequence[tuple[MessageQueue, DeadLetter]], targets: Mapp
         ]
         if fitting:
             options = [
-                'selector="mod"' if keying.selector == "mod" else f'sharding_key_type="{keying.key_type}"' for keying in fitting
-            ]
-            typed = [
-                "--selector mod" if keying.selector == "mod" else f"--sharding-key-type {keying.key_type}" for keying in fitting
+                'selector="mod" (--selector mod)'
+                if keying.selector == "mod"
+                else f'sharding_key_type="{keying.key_type}" (--sharding-key-type {keying.key_type})'
+                for keying in fitting
             ]
             raise OptionError(
                 OptionCondition.MISSING,
                 f"dead letter {letter.offset} came from queue {origin}, which its key {key!r} chooses as a number, but as text the key chooses "
-                f"{queue}",
-                Remedy(
-                    f"Say with {' or '.join(options)} how the producer's keys choose their queues, or pass "
-                    'sharding_key_type="text" if the topic had another number of queues then',
-                    f"Say with {' or '.join(typed)} how the producer's keys choose their queues, or give --sharding-key-type text if "
-                    "the topic had another number of queues then",
-                ),
+                f'{queue}. Say with {" or ".join(options)} how the producer\'s keys choose their queues, or pass sharding_key_type="text" if '
+                "the topic had another number of queues then",
             )
 
 

@@ -57,7 +57,7 @@ def make_app(broker: Broker, address: str, rules: Rules, say: Callable[[str], No
     def failed(request: Request, error: Exception) -> Response:
         if isinstance(error, OrderedMQError):
             status: int = _status(error)
-            text, condition = error.typed, error.condition
+            text, condition = error.message, error.condition
         else:
             assert isinstance(error, HTTPException)
             status, text, condition = error.status_code, error.detail, ""

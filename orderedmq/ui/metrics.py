@@ -132,7 +132,7 @@ class BrokerCollector(Collector):
                 self._counted = error
                 self._failures[error.condition] += 1
             if before is None or before.found is not None:
-                self._say(f"the broker cannot be reached, and each scrape tries again: [{error.condition}] {error.typed}")
+                self._say(f"the broker cannot be reached, and each scrape tries again: [{error.condition}] {error.message}")
             if not error.retriable:
                 self._lost()
             ended = time.monotonic()

@@ -61,7 +61,7 @@ def test_a_missing_topic_is_named_with_what_to_do(broker: Broker):
         lambda: pull(broker, missing),
         lambda: broker.log.append({missing: rows("a")}),
     ):
-        with refused("TOPIC.MISSING", "'nothing'", "Create it"):
+        with refused("TOPIC.MISSING", "'nothing'", "create it"):
             call()
 
 

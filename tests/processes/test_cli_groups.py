@@ -365,7 +365,7 @@ def test_a_seek_asks_what_becomes_of_parked_messages(run: Run, broker: Broker, p
         said = run("group", "seek", "g", "--to", "earliest", *dry, code=1)
         assert "GROUP.PARKED" in said
         assert "2 parked messages of queue a/embedded/0" in said
-        assert "--parked keep or --parked drop" in said
+        assert "--parked keep, --parked drop" in said
         assert "--parked" in run("group", "seek", "g", "--to", "earliest", "--parked", "lose", *dry, code=2)
     run("group", "seek", "g", "--to", "earliest", "--parked", "drop", "--dry-run")
     assert broker.admin.group_offsets("g") == known
@@ -614,10 +614,10 @@ def test_replay_of_keys_that_are_numbers_goes_to_the_queue_that_they_came_from(r
     put_aside(broker, second, {1: "4294967298"})
     said = run("dlq", "replay", "g", "--all", code=2)
     assert "dead letter 0 came from queue a/embedded/1" in said
-    assert "--sharding-key-type int or --sharding-key-type long or --selector mod" in said
-    assert "--sharding-key-type text" in said
+    for flag in ("--sharding-key-type int", "--sharding-key-type long", "--selector mod"):
+        assert flag in said
     assert "dead letter 3 " in (said := run("dlq", "replay", "g", "--offset", "3", code=2))
-    assert "Say with --sharding-key-type long how the producer's keys choose their queues, or give" in said
+    assert "--sharding-key-type long" in said
     # Keys that are not numbers, and keys that went to their queue by their text, are sent as before.
     assert run("dlq", "replay", "g", "--offset", "1", "--offset", "2")[0]["replayed"] == 2
     assert sent(broker) == [[b"0-1", b"0-2"], []]

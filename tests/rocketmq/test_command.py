@@ -109,7 +109,7 @@ def test_one_queues_lock_is_released(world: World, run: Run) -> None:
     world.broker.groups.commit(dict.fromkeys(tokens, 0))
     assert "Give one of" in run("lock", "release", world.group, f"{world.topic}/1", "--force", code=2)
     place = f"{world.topic}/broker-b/1"
-    assert "give --force" in run("lock", "release", world.group, place, code=1)
+    assert "(--force)" in run("lock", "release", world.group, place, code=1)
     assert where(run("lock", "release", world.group, place, "--force")) == [("broker-b", 1)]
     # Changes by other clients are noticed within a second.
     assert [str(token.queue) for token in first_good(lambda: world.broker.groups.stale(tokens), bool)] == [place]
@@ -145,7 +145,9 @@ def test_the_dead_letters_of_each_broker_are_seen_and_replayed(world: World, run
     named = ["--at-broker", "broker-b", "--offset", "1"]
     assert [row["body"] for row in run("dlq", "list", world.group, *named)] == ["broker-b 1"]
     for words in (["list"], ["replay"]):
-        assert "Give --at-broker with one of broker-a, broker-b" in run("dlq", *words, world.group, "--offset", "1", code=2)
+        assert "Name one of broker-a, broker-b with at_broker (--at-broker)" in run(
+            "dlq", *words, world.group, "--offset", "1", code=2
+        )
     assert "Name one of broker-a, broker-b" in run("dlq", "list", world.group, "--at-broker", "broker-c", code=2)
     assert dead_letters.count(world.broker, world.group) == dead_letters.LetterCount(4, 4, 4)
 

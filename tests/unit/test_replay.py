@@ -432,7 +432,7 @@ def test_parked_messages_of_either_group_are_not_forgotten_without_a_word(run: R
     two.broker.groups.unlock([token])
     two.broker.groups.leave(ClientIdentity(token.owner, token.client_id))
     said = run("group", "copy", "live", "canary", "--leave-parked", code=1)
-    assert "--parked keep or --parked drop" in said
+    assert "--parked keep, --parked drop" in said
     assert len(run("group", "copy", "live", "canary", "--leave-parked", "--parked", "drop")) == 3
 
 
@@ -488,21 +488,18 @@ def test_a_remedy_names_what_its_reader_can_set(broker: Broker) -> None:
     # "4294967299" goes to the second of two queues as a String, and to the first one as a Long.
     give_up(broker, [("1", "4294967299", "no")], "g=3")
     every = orderedmq.LetterFilter(offsets=frozenset([0]), quarantined=False)
-    with pytest.raises(OptionError, match="Set quarantined=None in the LetterFilter .*, or raise max_replays") as held:
+    with pytest.raises(OptionError, match="Set quarantined=None in the LetterFilter .*, or raise max_replays"):
         orderedmq.replay_dead_letters(broker, "g", every)
-    assert "Give --quarantined to send it nevertheless, or raise --max-replays" in held.value.typed
     every = orderedmq.LetterFilter(quarantined=None)
-    with pytest.raises(OptionError, match='Say with sharding_key_type="long" .*, or pass sharding_key_type="text"') as number:
+    with pytest.raises(OptionError, match='Say with sharding_key_type="long" .*, or pass sharding_key_type="text"'):
         orderedmq.replay_dead_letters(broker, "g", every)
-    assert "Say with --sharding-key-type long how" in number.value.typed
-    with pytest.raises(OptionError, match='whole numbers, not text. Drop selector="mod" or'):
+    with pytest.raises(OptionError, match='whole numbers, not text. Drop selector="mod"'):
         orderedmq.replay_dead_letters(broker, "g", every, selector="mod", sharding_key_type="text")
     assert orderedmq.replay_dead_letters(broker, "g", every, sharding_key_type="long").letters == 1
     assert [body for _, body in bodies(broker, "a")[0]] == [b"?", b"1"]
     broker.admin.delete_topic("a")
-    with pytest.raises(TopicError, match="which no longer exists. Pass to_topic") as gone:
+    with pytest.raises(TopicError, match=r"which no longer exists. Pass to_topic \(--to-topic\)"):
         orderedmq.replay_dead_letters(broker, "g", orderedmq.LetterFilter(offsets=frozenset([0])))
-    assert gone.value.typed.endswith("which no longer exists. Give --to-topic")
 
 
 def test_a_letter_without_a_key_goes_to_its_old_queue_at_its_broker() -> None:

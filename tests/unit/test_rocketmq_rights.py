@@ -48,8 +48,8 @@ def test_what_a_refusal_names(code: RequestCode, said: str, found: MissingRight 
     [
         (ResponseCode.NO_PERMISSION, SECOND.format("Group:billing"), "lacks Group:billing Sub. ", "updateAcl -c CLUSTER -s User:reader "),
         (ResponseCode.SYSTEM_ERROR, SECOND.format("Group:billing"), "lacks Group:billing Sub. ", "updateAcl -c CLUSTER -s User:reader "),
-        (ResponseCode.SYSTEM_ERROR, "User:reader is not found.", "code 1", "Check accessKey and secretKey"),
-        (ResponseCode.SYSTEM_ERROR, "check signature failed.", "code 1", "Check accessKey and secretKey"),
+        (ResponseCode.SYSTEM_ERROR, "User:reader is not found.", "code 1", "Check the account"),
+        (ResponseCode.SYSTEM_ERROR, "check signature failed.", "code 1", "Check the account"),
         (ResponseCode.SYSTEM_ERROR, FIRST.format("group:billing"), "lacks groupPerms billing=SUB. ", "plain_acl.yml"),
         (ResponseCode.SYSTEM_ERROR, "AclException: Need admin permission for request", "lacks admin: true", "an administrator's account"),
         (ResponseCode.NO_PERMISSION, "the broker[a] sending message is forbidden", "code 16", "the permissions of topic and broker"),

@@ -35,8 +35,8 @@ UNWRITTEN: Final = 64 * 1024
 ANSWER_OVERHEAD: Final = 512
 
 _LOCAL_MODE: Final = (
-    "namesrvAddr leads to a RocketMQ Proxy in local mode, which passes no requests on. Name the nameserver's address instead (usually "
-    "port 9876), or run the Proxy in cluster mode"
+    "namesrvAddr (--namesrv) leads to a RocketMQ Proxy in local mode, which passes no requests on. Name the nameserver's address instead "
+    "(usually port 9876), or run the Proxy in cluster mode"
 )
 
 T = TypeVar("T")

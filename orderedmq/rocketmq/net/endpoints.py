@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Final, NoReturn, TypeVar
 
 from orderedmq.conditions import RocketMQCondition, UnavailableCondition
-from orderedmq.errors import OrderedMQError, Remedy, RocketMQError, RocketMQUnavailableError, stays_here
+from orderedmq.errors import OrderedMQError, RocketMQError, RocketMQUnavailableError, stays_here
 from orderedmq.rocketmq.net.account import NO_ACCOUNT, Account
 from orderedmq.rocketmq.net.backoff import CONNECT
 from orderedmq.rocketmq.net.connection import Connection, PushHandler
@@ -220,6 +220,5 @@ class Endpoints:
         if address not in self._nameservers:
             asked = "Check that a broker is running there, and that its address (brokerIP1) is reachable from this machine"
             return RocketMQUnavailableError(UnavailableCondition.UNREACHABLE, f"{why}. {asked}")
-        asked = "Check that a nameserver is running there, and check the address in"
-        remedy = Remedy(f"{asked} namesrvAddr", f"{asked} --namesrv (host:port, usually port 9876)")
-        return RocketMQUnavailableError(UnavailableCondition.UNREACHABLE, why, remedy)
+        asked = "Check that a nameserver is running there, and check namesrvAddr (--namesrv): host:port, usually port 9876"
+        return RocketMQUnavailableError(UnavailableCondition.UNREACHABLE, f"{why}. {asked}")

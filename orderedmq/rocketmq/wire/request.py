@@ -150,7 +150,8 @@ def refusal(request: Request[T], response: RemotingCommand, server: str) -> Orde
         case ResponseCode.NO_PERMISSION:
             refused = rights.refusal(request.code, remark)
             why = (
-                "Check accessKey and secretKey, the account's rights, and the permissions of topic and broker"
+                "Check the account (accessKey and secretKey, or ORDEREDMQ_ACCESS_KEY and ORDEREDMQ_SECRET_KEY), its rights, and the "
+                "permissions of topic and broker"
                 if refused is None
                 else rights.explain(refused)
             )
