@@ -47,6 +47,8 @@ class Session:
         self._groups = broker.groups
         self._lineage = broker.capabilities.fenced
         self._options = options
+        #: Parking lots without a position that are newer than the checkpoint. Messages that are parked in the meantime may reach its offset.
+        self._new_lots: set[MessageQueue] = set()
         self.owner = self._new_owner(owner_id)
 
     def _new_owner(self, owner_id: str) -> Owner:
@@ -107,19 +109,23 @@ class Session:
         ``begins``: where to start in each of these queues if the group has no offset for it. ``ends``: where each of them ends; the group's
         offset is not moved beyond that. ``recreated_topics``: topics whose former offsets are invalid.
         """
-        del ends, recreated_topics
-        self.owner.enter(start, {}, begins, self._former(start, start.next))
+        del recreated_topics
+        self.owner.enter(start, {}, begins, self._former(start, start.next, ends))
         self._warn_of_another_group(start, begins)
 
-    def _former(self, logged: Checkpoint, own: OffsetMap) -> dict[MessageQueue, int]:
+    def _former(self, logged: Checkpoint, own: OffsetMap, ends: OffsetMap) -> dict[MessageQueue, int]:
         """Return the offsets of the checkpoint's group in the owned queues whose tenure is broken there, if it is another group.
 
-        ``own``: see `Owner.unbroken`. The queues are locked there for a moment, which fences off a former run of this query. Raises
-        LockError HELD_BY_OTHER if a former run keeps a queue for lockTimeout.
+        Otherwise return 0 for each parking lot whose offset in the checkpoint is above its end: the former lot was deleted with its group or
+        topic, and this is a new one.
+
+        ``own``: see `Owner.unbroken`. ``ends``: where the parking lots end. The queues are locked in the former group for a moment, which
+        fences off a former run of this query. Raises LockError HELD_BY_OTHER if a former run keeps a queue for lockTimeout.
         """
         group = logged.group
         if group is None or not logged.of_another_group(self.owner.group):
-            return {}
+            self._new_lots |= {queue for queue in own if is_parked(queue) and logged.next[queue] > ends.get(queue, 0)}
+            return dict.fromkeys(self._new_lots, 0)
         mine = [queue for queue in own if queue in self.owner.owned and not is_parked(queue)]
         # A lock would make a group that was deleted.
         queues = list(self._groups.offsets(group, mine))
@@ -164,10 +170,6 @@ class Session:
         """Continue at ``offset``, because the messages before it are lost and the user accepts that."""
         self.owner.skip(queue, offset)
 
-    def unplace(self, queue: MessageQueue) -> None:
-        """Forget the position in a queue. The next boundary determines it again."""
-        self.owner.unplace(queue)
-
     def drop(self, queues: Iterable[MessageQueue]) -> None:
         """Forget queues that no longer exist, and their parking lots."""
         self.owner.drop(queues)
@@ -185,17 +187,17 @@ class Session:
         """
         return self.owner.plan(counts, topics)
 
-    def repeat(self, start: Checkpoint, end: Checkpoint, missing: Sequence[MessageQueue]) -> None:
+    def repeat(self, start: Checkpoint, end: Checkpoint, missing: Sequence[MessageQueue], lot_ends: OffsetMap) -> None:
         """Lock the queues of a logged batch that this query does not own (``missing``), and plan the ranges that it must repeat.
 
-        Raises LockError HELD_BY_OTHER.
+        ``lot_ends``: where the parking lots of the batch end, without those that do not exist. Raises LockError HELD_BY_OTHER.
         """
         if missing:
             # The members of another group do not begin where this query's batch began, so no part of the batch can be left to them.
             all_or_none = not self.shared or end.of_another_group(self.owner.group)
             self._take(Lock(tuple(missing), all_or_none=all_or_none, repeating=True, tenures=end.gen), patient=False)
         own = {queue: max(span.begin, span.end - 1) for queue, span in ranges(start, end).items()}
-        self.owner.replay(start, end, self.offsets(sorted(self.owner.owned)), self._former(end, own))
+        self.owner.replay(start, end, self.offsets(sorted(self.owner.owned)), self._former(end, own, lot_ends))
         self._warn_of_another_group(end, self.owner.owned)
 
     # -- the end
@@ -405,8 +407,8 @@ class GroupSession(Session):
         # A deleted queue has a lock too, which another member would wait for if the topic is created again.
         self._unlock([token for token in before if token not in left])
 
-    def repeat(self, start: Checkpoint, end: Checkpoint, missing: Sequence[MessageQueue]) -> None:
-        super().repeat(start, end, missing)
+    def repeat(self, start: Checkpoint, end: Checkpoint, missing: Sequence[MessageQueue], lot_ends: OffsetMap) -> None:
+        super().repeat(start, end, missing, lot_ends)
         left_out = {queue: end.gen[queue] for queue in missing if queue not in self.owner.owned and queue in end.gen}
         if left_out:
             self._groups.end_tenures(self.group, left_out)
@@ -425,8 +427,11 @@ class GroupSession(Session):
             # Another member of the former group had these queues.
             new = [queue for queue in begins if queue not in offsets and queue not in start.next]
             begins = {**begins, **(self._groups.offsets(start.group, new) if new else {})}
-        former = self._former(start, {queue: at for queue, at in start.next.items() if queue in begins})
+        former = self._former(start, {queue: at for queue, at in start.next.items() if queue in begins}, ends)
+        # Before RocketMQ 5.0, a group keeps its offset of a former parking lot.
+        offsets = {queue: at for queue, at in offsets.items() if queue not in self._new_lots or at <= ends.get(queue, 0)}
         commit, behind, left = self.owner.enter(start, offsets, begins, former)
+        self._new_lots.clear()
         if changed:
             left = {}
             self._warn_of_another_group(start, begins)
@@ -437,7 +442,7 @@ class GroupSession(Session):
             )  # fmt: skip
         for queue, (logged, at) in left.items():
             log.warning(
-                "queue %s of group %s had another owner or was reset: it is read from the group's offset %d, not from the checkpoint's %d",
+                "queue %s of group %s had another owner, was reset, or was created again: it is read from %d, not from the checkpoint's %d",
                 queue, self.group, at, logged,
             )  # fmt: skip
         if commit is not None:

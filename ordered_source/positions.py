@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 
 from ordered_source import data_loss, plan
 from ordered_source.group_session import Session
 from ordered_source.lot_planner import require_none, without_lots
 from ordered_source.topic_watch import TopicWatch
-from orderedmq.broker import Broker, QueueBounds
+from orderedmq.broker import Broker
 from orderedmq.errors import queue_deleted
-from orderedmq.model import MessageQueue, is_retry
+from orderedmq.model import MessageQueue, is_parked, is_retry
 from orderedmq.options.source import SourceOptions
 from orderedmq.ownership.offsets import Checkpoint, ranges
-from orderedmq.parking.rules import leader_of
+from orderedmq.parking.rules import leader_of, lot_deleted
 
 log = logging.getLogger("orderedmq")
 
@@ -30,7 +29,7 @@ class Positions:
         self._owner = session.owner
         self._watch = watch
         self._log = broker.log.reading(options.pull_settings)
-        #: Deleted queues whose loss was already reported. A parking lot may be created again.
+        #: Deleted queues whose loss was already reported.
         self._gone: set[MessageQueue] = set()
 
     def place(self, start: Checkpoint) -> None:
@@ -49,8 +48,6 @@ class Positions:
         # A deleted queue of the checkpoint has no bounds here; `ends` reports its lost messages. A parking lot without bounds does not
         # exist, because no message was parked in it.
         begins = {queue: bounds[queue].min_offset if queue in bounds else 0 for queue in queues}
-        deleted = self._deleted_lots(start, [queue for queue in queues if owner.owned[queue].leader is not None], bounds)
-        start = replace(start, next={queue: at for queue, at in start.next.items() if queue not in deleted})
         if start.fresh:
             if starting.kind == "committed":
                 starting = plan.never_committed(self._options)
@@ -61,26 +58,11 @@ class Positions:
         ends = {queue: at.max_offset for queue, at in bounds.items()}
         self._session.place(start, begins, ends, self._watch.recreated_topics(start))
 
-    def _deleted_lots(
-        self, at: Checkpoint, lots: Iterable[MessageQueue], bounds: Mapping[MessageQueue, QueueBounds]
-    ) -> list[MessageQueue]:
-        """Return the parking lots that end before their offset in ``at``. They were deleted, and later messages are in new lots."""
-        deleted = []
-        for queue in lots:
-            position, known = at.next.get(queue, 0), bounds.get(queue)
-            if queue not in self._gone and position > (0 if known is None else known.max_offset):
-                log.warning(
-                    "parking lot %s was deleted after this query had processed it up to %d. A new one is read from its start",
-                    queue,
-                    position,
-                )
-                self._gone.add(queue)
-            if queue in self._gone:
-                deleted.append(queue)
-        return deleted
-
     def ends(self, target: Mapping[MessageQueue, int] | None) -> dict[MessageQueue, int]:
-        """Return the end of each owned queue, at most ``target``. Raises DataLossError unless the user accepts losses."""
+        """Return the end of each owned queue, at most ``target``.
+
+        Raises DataLossError unless the user accepts losses, and for a parking lot that was deleted although its queue exists.
+        """
         bounds = self._broker.log.bounds(list(self._owner.owned))
         ends: dict[MessageQueue, int] = {}
         for queue, owned in self._owner.owned.items():
@@ -88,36 +70,22 @@ class Positions:
             if position is None:
                 continue
             if at is None:
-                if queue not in self._gone and (owned.leader is None or position):
+                if owned.leader is not None:
+                    if position and owned.leader in bounds:
+                        raise lot_deleted(queue, position)
+                elif queue not in self._gone:
                     data_loss.fail_or_warn(
                         queue_deleted(queue, f"this query has read it up to {position}"), fail=self._options.fail_on_data_loss
                     )
                     self._gone.add(queue)
-                    if owned.leader is not None:
-                        # The next parked messages are in a new lot.
-                        self._session.skip(queue, 0)
                 continue
-            if owned.leader is not None and queue in self._gone:
-                self._gone.remove(queue)
-                position = self._return(queue, position, at)
             after, loss = data_loss.check_position(queue, position, at, "this query", self._log.tail_loss)
             if loss is not None:
                 data_loss.fail_or_warn(loss, fail=self._options.fail_on_data_loss)
-                # A lot that ends too early was deleted and created again under the same name.
-                self._session.skip(queue, after if owned.leader is None else at.min_offset)
+                self._session.skip(queue, after)
             limited = target is not None and owned.leader is None
             ends[queue] = min(at.max_offset, target.get(queue, 0)) if target is not None and limited else at.max_offset
         return ends
-
-    def _return(self, lot: MessageQueue, position: int, at: QueueBounds) -> int:
-        """Return the offset at which to continue in a parking lot that was missing and exists again.
-
-        If the lot was created again, the group has no offset in it.
-        """
-        back = self._session.offsets([lot]).get(lot, at.min_offset)
-        if back != position:
-            self._session.skip(lot, back)
-        return back
 
     def replay(self, start: Checkpoint, end: Checkpoint, known: Checkpoint) -> None:
         """Plan again the ranges of a batch that was logged before a restart.
@@ -135,20 +103,18 @@ class Positions:
         logged = without_lots(logged)
         missing = sorted({queue for queue in logged if queue in known.next and queue not in owner.owned})
         require_none(self._broker, self._options, missing)
-        session.repeat(start, end, missing)
+        lots = self._broker.log.bounds([queue for queue in end.next if is_parked(queue)])
+        session.repeat(start, end, missing, {lot: at.max_offset for lot, at in lots.items()})
         for queue in missing:
             if queue not in owner.owned:
                 log.warning(
                     "queue %s of group %s has another owner: its part of the logged batch is not repeated", queue, group
                 )
-        lots = [queue for queue, owned in owner.owned.items() if owned.leader is not None]
-        for lot in self._deleted_lots(end, lots, self._broker.log.bounds(lots) if lots else {}):
-            session.unplace(lot)
         for queue in owner.unplaced().queues:
             # A parking lot is not in the batch if it was logged by a run without parking lots.
             if queue in end.next:
                 log.warning(
-                    "queue %s of group %s had another owner or was reset: its part of the logged batch is not repeated",
+                    "queue %s of group %s had another owner, was reset, or was created again: its part of the logged batch is not repeated",
                     queue,
                     group,
                 )

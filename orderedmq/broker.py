@@ -436,8 +436,7 @@ class Admin(Protocol):
     def delete_topic(self, name: str) -> None:
         """Delete a topic, its offsets and its parking lots.
 
-        Raises TopicError MISSING. For a topic of parking lots, raises GroupError PARKED if messages are parked, or IN_USE if a query
-        uses it.
+        Raises TopicError MISSING, or RESERVED for a topic of parking lots, which is deleted with its topic or its group.
         """
 
     def describe_topic(self, name: str) -> list[QueueInfo]:

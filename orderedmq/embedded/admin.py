@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Final
 
 from orderedmq.broker import Keep, LockInfo, MemberInfo, QueueBounds, QueueInfo, TopicInfo
@@ -32,7 +31,6 @@ from orderedmq.errors import (
 from orderedmq.model import (
     DEAD_LETTER_PREFIX,
     DEFAULT_COMPRESSION,
-    MAX_OFFSET,
     MessageQueue,
     check_group,
     check_queue_count,
@@ -46,8 +44,6 @@ from orderedmq.parking.rules import (
     delete_with_parked,
     is_parking_lot,
     leader_of,
-    lot_in_use,
-    lot_of_a_query,
     origin,
     seek_with_parked,
 )
@@ -129,14 +125,10 @@ class EmbeddedAdmin:
         return grown
 
     def delete_topic(self, name: str) -> None:
+        _refuse_parked(name)
+
         def delete(txn: Transaction) -> None:
-            topic, found = topic_of(txn, name), origin(name)
-            if found is not None:
-                messages = _count(txn, found[0], index.queues_of(topic))
-                if messages:
-                    raise lot_in_use(name, found[0], messages)
-                self._require_unused(txn, found[0], partial(lot_of_a_query, name))
-            _delete(txn, [topic], self._members().alive)
+            _delete(txn, [topic_of(txn, name)], self._members().alive)
             if name.startswith(DEAD_LETTER_PREFIX):
                 _clear(txn, "dead", name.removeprefix(DEAD_LETTER_PREFIX))
 
@@ -243,15 +235,15 @@ class EmbeddedAdmin:
         with self._read() as txn:
             self._require_unused(txn, group)
 
-    def _require_unused(self, txn: Transaction, group: str, error: Callable[[str, str], GroupError] = in_use) -> None:
-        """Raises ``error`` (GroupError IN_USE) if a living process owns one of the group's queues or is a member of the group."""
+    def _require_unused(self, txn: Transaction, group: str) -> None:
+        """Raise GroupError IN_USE if a living process owns one of the group's queues or is a member of the group."""
         now, alive = self._clock.instant(), self._members().alive
         for key, value in txn.scan("locks", layout.group_prefix(group)):
             lock = layout.lock_from_json(value)
             if lock.held and not lock.expired(now) and alive(lock.client_id):
-                raise error(group, f"{lock.client_id} owns queue {layout.group_of(key)[1]}")
+                raise in_use(group, f"{lock.client_id} owns queue {layout.group_of(key)[1]}")
         for member in present(groups.all_members(txn, group).values(), now, alive):
-            raise error(group, f"{member.client_id} is a member")
+            raise in_use(group, f"{member.client_id} is a member")
 
     def delete_group(self, group: str, *, force: bool = False) -> None:
         check_group(group)
@@ -368,11 +360,7 @@ def _delete(txn: Transaction, topics: Sequence[TopicInfo], alive: Callable[[str]
     # The list grows during the loop, because a lot that another group reads may itself have lots.
     for topic in going:
         going += parking_lots.of_topic(txn, topic.name)
-        lot_of = origin(topic.name)
         for queue in index.queues_of(topic):
-            if lot_of is not None:
-                # With these records, a message that fails again would count as parked, although its copy is gone.
-                parking_lots.forget(txn, lot_of[0], leader_of(lot_of[0], queue), MAX_OFFSET)
             index.retire(txn, topic, queue, before=index.state(txn, queue).max_offset)
             txn.delete("queues", layout.queue_key(queue))
         payloads.forget_space(txn, topic)

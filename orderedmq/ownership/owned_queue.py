@@ -30,7 +30,6 @@ class Step(Enum):
     PLANNED = "planned"
     DONE = "committed, or Spark has not run the batch"
     SKIPPED = "placed after messages that are lost"
-    LOT_DELETED = "it is a parking lot that was deleted"
     GIVEN_UP = "given up at a boundary"
     LOST = "lost or deleted"
 
@@ -42,16 +41,13 @@ TRANSITIONS: Final[dict[tuple[Phase, Step], Phase]] = {
     (Phase.UNPLACED, Step.REPEATED): Phase.IN_FLIGHT,
     (Phase.UNPLACED, Step.GIVEN_UP): Phase.FREE,
     (Phase.UNPLACED, Step.LOST): Phase.FREE,
-    (Phase.UNPLACED, Step.LOT_DELETED): Phase.UNPLACED,
     (Phase.IDLE, Step.PLANNED): Phase.IN_FLIGHT,
     (Phase.IDLE, Step.DONE): Phase.IDLE,
     (Phase.IDLE, Step.SKIPPED): Phase.IDLE,
     (Phase.IDLE, Step.GIVEN_UP): Phase.FREE,
     (Phase.IDLE, Step.LOST): Phase.FREE,
-    (Phase.IDLE, Step.LOT_DELETED): Phase.UNPLACED,
     (Phase.IN_FLIGHT, Step.DONE): Phase.IDLE,
     (Phase.IN_FLIGHT, Step.LOST): Phase.FREE,
-    (Phase.IN_FLIGHT, Step.LOT_DELETED): Phase.UNPLACED,
 }
 
 
@@ -101,11 +97,6 @@ class Owned:
         self.on(Step.SKIPPED)
         self.begin = self.position = self.known = position
         self.entered = True
-
-    def unplace(self) -> None:
-        """Forget the queue's position and its messages in flight."""
-        self.on(Step.LOT_DELETED)
-        self.position = None
 
     def found(self, end: int) -> None:
         """Record that the broker has messages up to ``end`` (exclusive)."""

@@ -289,7 +289,8 @@ class Owner:
         queues whose group offset is below their position or missing (everything below ``start`` is processed); the queues that resume
         below the group's offset; and the queues that left the checkpoint's offset for the group's, as (from, to).
 
-        ``former``: if ``start`` belongs to another group, that group's offsets in the queues whose tenure is broken there.
+        ``former``: if ``start`` belongs to another group, that group's offsets in the queues whose tenure is broken there. Otherwise 0 for
+        each companion that was created again.
         """
         commits: dict[LockToken, int] = {}
         behind: list[Behind] = []
@@ -329,10 +330,6 @@ class Owner:
     def skip(self, queue: MessageQueue, offset: int) -> None:
         """Enter a queue at ``offset``, because the messages before it are lost and the user accepts that."""
         self.owned[queue].skip(offset)
-
-    def unplace(self, queue: MessageQueue) -> None:
-        """Forget a queue's position and its messages in flight. The next boundary determines the position again."""
-        self.owned[queue].unplace()
 
     def following(self, counts: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
         """Return the next offset of each queue after planning ``counts`` more of its messages."""

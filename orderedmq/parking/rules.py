@@ -19,8 +19,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from orderedmq.conditions import GroupCondition, TopicCondition
-from orderedmq.errors import GroupError, TopicError
+from orderedmq.conditions import DataLossCondition, GroupCondition, TopicCondition
+from orderedmq.errors import DataLossError, GroupError, TopicError
 from orderedmq.model import (
     MAX_NAME_LENGTH,
     PARKED_ALONE,
@@ -253,19 +253,12 @@ def delete_with_parked(group: str, messages: int, queues: Sequence[object]) -> G
     )
 
 
-def lot_in_use(topic: str, group: str, messages: int) -> GroupError:
-    """Return the error for deleting a topic of parking lots while it has parked messages."""
-    return GroupError(
-        GroupCondition.PARKED,
-        f"group {group!r} has {messages:,} parked messages in topic {topic!r}. Let a query of the group process them, or delete the group",
-    )
-
-
-def lot_of_a_query(topic: str, group: str, why: str) -> GroupError:
-    """Return the error for deleting a topic of parking lots while a query of its group runs, which remembers its offsets in the lots."""
-    return GroupError(
-        GroupCondition.IN_USE,
-        f"topic {topic!r} has the parking lots of group {group!r}, which is in use: {why}. Stop that query first",
+def lot_deleted(lot: MessageQueue, position: int) -> DataLossError:
+    """Return the error for a parking lot that was deleted alone, by a tool of RocketMQ, while a query was running."""
+    return DataLossError(
+        DataLossCondition.QUEUE_DELETED,
+        f"parking lot {lot} was deleted, but this query has read it up to {position}. Messages that were still parked in it are lost. Restart "
+        "the query to continue with a new lot",
     )
 
 
@@ -283,11 +276,12 @@ def lots_kept(group: str, lots: Sequence[str], why: str) -> str:
 
 
 def is_parking_lot(topic: str, group: str) -> TopicError:
-    """Return the error for changing a topic of parking lots or its offsets, which only its group's queries may do."""
+    """Return the error for changing or deleting a topic of parking lots or its offsets, which only its group's queries may change."""
     return TopicError(
         TopicCondition.RESERVED,
-        f"topic {topic!r} has the parked messages of consumer group {group!r}: it has no settings, grows with the topic of the group, and "
-        "its messages are deleted when the group has processed them. Set the group's offsets of the topic that it reads",
+        f"topic {topic!r} has the parked messages of consumer group {group!r}: it has no settings, grows and is deleted with the topic that "
+        "the group reads, or is deleted with the group. Its messages are deleted when the group has processed them. Set the group's offsets of "
+        "the topic that it reads",
     )
 
 

@@ -48,8 +48,6 @@ from orderedmq.parking.rules import (
     delete_with_parked,
     is_parking_lot,
     leader_of,
-    lot_in_use,
-    lot_of_a_query,
     lots_kept,
     lots_left,
     origin,
@@ -178,12 +176,10 @@ class RocketMQAdmin:
         # The route has also brokers of which a restarted nameserver has not heard again. They would report the topic again.
         masters, found = every_master(self._client, self._log.route(name).brokers), origin(name)
         if found is not None:
-            messages = sum(self._lots.count(found[0], self._lots.queues_of([name])).values())
-            # These messages cannot be processed without the topic of the parking lot.
-            if messages and self._lots.queues_of([found[1]]):
-                raise lot_in_use(name, found[0], messages)
-            with self._locks.held(found[0], self._lots.queues_of([found[1]]), False, partial(lot_of_a_query, name)):
-                self._lots.delete({name: found}, masters)
+            if self._lots.queues_of([found[1]]):
+                raise is_parking_lot(name, found[0])
+            # When the topic was deleted, the account had no right to delete its parking lots.
+            self._lots.delete({name: found}, masters)
             return
         sinks = {master: self._bookmarks(master, name) for master in masters.values()}
         lots = self._lots.find(topic=name)

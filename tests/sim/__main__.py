@@ -27,11 +27,11 @@ def main() -> int:
     parser.add_argument(
         "--planted",
         action="store_true",
-        help="for each planted bug, find the first of 1000 seeds that notices it, and store the table",
+        help="for each planted bug, find the first of 2000 seeds that notices it, and store the table",
     )
     asked = parser.parse_args()
     if asked.planted:
-        missed = write_seeds(1000)
+        missed = write_seeds(2000)
         print("\n".join(f"no seed notices {name}" for name in missed) or "each planted bug is noticed by a seed")
         return int(bool(missed))
     if asked.seed is not None:

@@ -114,7 +114,7 @@ class Query:
         if self.logged is not None:
             spans, shared = ranges(self.start, self.logged), self.session.shared
             self.session.repeat(
-                self.start, self.logged, [queue for queue, span in spans.items() if span.messages or not shared]
+                self.start, self.logged, [queue for queue, span in spans.items() if span.messages or not shared], {}
             )
             self._spans, self._repeats = self.session.owner.in_flight(), True
 

@@ -87,9 +87,8 @@ def test_a_checkpoints_offset_of_a_queue_that_others_had_is_not_trusted():
     owner.boundary(start, QUEUES, TWO)
     end = planned(owner, q0=1)
     owner.boundary(end, QUEUES, ALONE)
-    owner.locked([token(Q2, 8), token(Q3, 9)])
     for logged in (start, end):
-        owner.unplace(Q2)
+        owner.locked([token(Q2, 8), token(Q3, 9)])
         owner.enter(logged, {Q2: 11, Q3: 0}, {})
         assert owner.owned[Q2].position == 11
 

@@ -99,7 +99,7 @@ def test_only_the_group_session_changes_the_state_of_a_querys_owner() -> None:
     #: Other objects also have methods with these names, so the object's name is also checked. Methods in ``own`` exist only in Owner.
     shared = {"boundary", "lost", "drop", "enter", "backlog", "skip", "plan", "replay", "found", "commit", "place", "repeat"}
     shared.add("give_up")
-    own = {"locked", "assume", "unplace", "roll_back"}
+    own = {"locked", "assume", "roll_back"}
     found = []
     for name, path in MODULES.items():
         if not inside(name, ("ordered_source",)) or name == "ordered_source.group_session":

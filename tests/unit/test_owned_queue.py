@@ -73,12 +73,6 @@ class Machine(RuleBasedStateMachine):
         self.real.roll_back()
         self.waiting, self.taken = self.taken + self.waiting, []
 
-    @precondition(lambda self: self.real.phase is not Phase.FREE)
-    @rule()
-    def unplace(self) -> None:
-        self.real.unplace()
-        self.begin_at(0)
-
     @invariant()
     def is_what_the_model_says(self) -> None:
         assert (self.real.phase is Phase.UNPLACED) == (self.real.position is None)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
-from orderedmq.errors import GroupError, in_use
+from orderedmq.errors import in_use
 from orderedmq.model import MessageQueue
 from orderedmq.ownership.lock import LOCK_LIFE
 from orderedmq.rocketmq.group import lock_rules
@@ -37,24 +37,22 @@ class TakenLocks:
         return granted
 
     @contextlib.contextmanager
-    def held(
-        self, group: str, queues: Sequence[MessageQueue], force: bool, error: Callable[[str, str], GroupError] = in_use
-    ) -> Iterator[list[MessageQueue]]:
+    def held(self, group: str, queues: Sequence[MessageQueue], force: bool) -> Iterator[list[MessageQueue]]:
         """Hold the queues' locks during the ``with`` block and yield the queues that were granted.
 
-        Raises ``error`` (GroupError IN_USE) if the group has a member or one of the queues is locked. With ``force``, takes the locks
+        Raises GroupError IN_USE if the group has a member or one of the queues is locked. With ``force``, takes the locks
         from the members instead, and does not raise even if some locks are not granted.
         """
         ids = self._directory.ids_everywhere(group)
         if not force and ids:
-            raise error(group, self.user(group, ids, ()))
+            raise in_use(group, self.user(group, ids, ()))
         for name in {name for client_id in ids for name in lock_rules.lock_names(client_id)}:
             self._unlock(group, name, queues)
         name = _new_name()
         granted = self._lock(group, name, queues)
         try:
             if not force and len(granted) < len(set(queues)):
-                raise error(group, self.user(group, (), [queue for queue in queues if queue not in granted]))
+                raise in_use(group, self.user(group, (), [queue for queue in queues if queue not in granted]))
             yield granted
         finally:
             self._unlock(group, name, granted)
