@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from orderedmq.cli.shell import REFUSED, Column, Shell, command
-from orderedmq.embedded.integrity.check import examine
+from orderedmq.embedded.check import examine
 from orderedmq.options.declared import DEFAULT_DIRECTORY
 from orderedmq.tools.readable import number, size
 

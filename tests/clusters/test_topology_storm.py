@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from orderedmq.embedded.integrity.check import check
+from orderedmq.embedded.check import check
 from orderedmq.rocketmq.local.jars import DEFAULT_VERSION
 from orderedmq.rocketmq.local.servers import Cluster
 from tests.clusters.accounts import ADMIN, BEHIND_PROXY, PROPERTIES

@@ -16,7 +16,7 @@ import pytest
 
 from orderedmq.broker import Broker
 from orderedmq.embedded.broker import EmbeddedBroker
-from orderedmq.embedded.integrity.check import check
+from orderedmq.embedded.check import check
 from orderedmq.embedded.store import transaction
 from orderedmq.ownership.lock import ClientIdentity, LockToken
 from orderedmq.rocketmq.local.jars import VERSIONS

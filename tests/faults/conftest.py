@@ -16,7 +16,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 import orderedmq
 from orderedmq.broker import Broker, LockInfo
-from orderedmq.embedded.integrity.check import check
+from orderedmq.embedded.check import check
 from orderedmq.errors import GroupError
 from orderedmq.model import MessageQueue
 from tests import checker

@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from orderedmq.embedded import garbage
+from orderedmq.embedded.check import examine
 from orderedmq.embedded.clock import SystemClock
-from orderedmq.embedded.integrity.check import examine
 from orderedmq.embedded.store.environment import Store
 from orderedmq.embedded.store.layout import lock_from_json, lock_to_json, member_from_json, member_to_json
 from orderedmq.ownership.lock import Instant

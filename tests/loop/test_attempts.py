@@ -21,7 +21,7 @@ from ordered_sink.commit import StreamWriter
 from ordered_source import partition_reader as task_module
 from ordered_source.partition_reader import QueuePartition
 from orderedmq.broker import Broker
-from orderedmq.embedded.integrity.check import check
+from orderedmq.embedded.check import check
 from orderedmq.embedded.store import transaction
 from orderedmq.endpoint import Endpoint
 from orderedmq.errors import LockError, SinkError

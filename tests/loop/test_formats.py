@@ -12,7 +12,7 @@ import pytest
 
 import orderedmq
 from orderedmq.broker import Broker
-from orderedmq.embedded.integrity.check import check
+from orderedmq.embedded.check import check
 from orderedmq.embedded.store import layout
 from orderedmq.errors import OffsetError, StoreError
 from orderedmq.ownership import offsets

@@ -12,7 +12,7 @@ from orderedmq.broker import SinkBatch
 from orderedmq.conditions import StoreCondition
 from orderedmq.embedded import garbage
 from orderedmq.embedded.broker import EmbeddedBroker
-from orderedmq.embedded.integrity.check import examine
+from orderedmq.embedded.check import examine
 from orderedmq.embedded.store.environment import Store
 from orderedmq.errors import OrderedMQError, StoreError
 from orderedmq.model import MessageQueue

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from orderedmq.embedded.integrity.check import check
+from orderedmq.embedded.check import check
 from tests.memory import folder_in_memory
 from tests.power.crash import states
 from tests.power.judge import allowed, allowed_copy, findings

@@ -24,7 +24,7 @@ import pytest
 from orderedmq import Producer
 from orderedmq.broker import Broker, SinkBatch
 from orderedmq.embedded.broker import EmbeddedBroker
-from orderedmq.embedded.integrity.check import check
+from orderedmq.embedded.check import check
 from orderedmq.embedded.store import layout, transaction
 from orderedmq.embedded.store.environment import Store
 from orderedmq.embedded.store.layout import Chunk

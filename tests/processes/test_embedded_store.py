@@ -26,7 +26,7 @@ import pytest
 from orderedmq import connect
 from orderedmq.broker import Broker
 from orderedmq.embedded.broker import EmbeddedBroker
-from orderedmq.embedded.integrity.check import check
+from orderedmq.embedded.check import check
 from orderedmq.embedded.store import environment as store
 from orderedmq.embedded.store import filesystem, formats, layout
 from orderedmq.embedded.store.environment import Store

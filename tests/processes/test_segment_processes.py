@@ -18,8 +18,8 @@ import orderedmq
 from orderedmq.broker import SinkBatch
 from orderedmq.embedded import garbage, index, snapshot
 from orderedmq.embedded.broker import EmbeddedBroker
+from orderedmq.embedded.check import check, examine
 from orderedmq.embedded.clock import SystemClock
-from orderedmq.embedded.integrity.check import check, examine
 from orderedmq.embedded.store import filesystem, transaction
 from orderedmq.embedded.store.environment import Store
 from orderedmq.embedded.store.segment_file import HEADER_BYTES

@@ -26,11 +26,11 @@ import pytest
 
 from orderedmq.broker import Receipt, SinkBatch
 from orderedmq.embedded.broker import EmbeddedBroker
-from orderedmq.embedded.integrity.check import check, examine
-from orderedmq.embedded.integrity.verify import reading
+from orderedmq.embedded.check import check, examine
 from orderedmq.embedded.store import layout, pages, transaction
 from orderedmq.embedded.store.environment import Store
 from orderedmq.embedded.store.segment_file import HEADER_BYTES
+from orderedmq.embedded.store.verify import reading
 from orderedmq.errors import StoreError
 from orderedmq.model import OffsetRange
 from orderedmq.ownership.micro_batch import SourceRun

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from orderedmq.cli import app
-from orderedmq.embedded.integrity.check import check
+from orderedmq.embedded.check import check
 from tests.command import COMMAND
 
 EVENTS = 20_000

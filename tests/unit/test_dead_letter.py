@@ -18,7 +18,7 @@ from ordered_source.listener.dead_letter import separate
 from ordered_source.read_context import ReadContext
 from orderedmq.broker import SinkBatch
 from orderedmq.embedded.broker import EmbeddedBroker
-from orderedmq.embedded.integrity.check import check
+from orderedmq.embedded.check import check
 from orderedmq.endpoint import Endpoint
 from orderedmq.errors import LockError, OptionError
 from orderedmq.model import DEAD_LETTER_PREFIX, MessageQueue, OffsetRange

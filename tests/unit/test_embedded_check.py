@@ -13,7 +13,7 @@ import pytest
 
 from orderedmq.broker import SinkBatch, TopicInfo
 from orderedmq.embedded.broker import EmbeddedBroker
-from orderedmq.embedded.integrity.check import check, examine
+from orderedmq.embedded.check import check, examine
 from orderedmq.embedded.store import layout
 from orderedmq.embedded.store.environment import Store
 from orderedmq.embedded.store.layout import Chunk, QueueState, SegmentState

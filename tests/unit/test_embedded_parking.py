@@ -15,8 +15,7 @@ import pytest
 
 from orderedmq.embedded import payloads
 from orderedmq.embedded.broker import EmbeddedBroker
-from orderedmq.embedded.integrity import seal
-from orderedmq.embedded.integrity.check import check
+from orderedmq.embedded.check import check
 from orderedmq.embedded.store import layout, transaction
 from orderedmq.embedded.store.environment import Store
 from orderedmq.embedded.store.transaction import WRITTEN, Transaction
@@ -216,7 +215,7 @@ def test_a_store_that_lacks_the_database_is_damaged(path: Path):
         database, meta = (env.open_db(name, create=False) for name in (b"parked", b"meta"))
         with env.begin(write=True) as txn:
             txn.drop(database, delete=True)
-            txn.put(WRITTEN, seal.sealed("meta", WRITTEN, transaction.written(txn.id())), db=meta)
+            txn.put(WRITTEN, layout.sealed("meta", WRITTEN, transaction.written(txn.id())), db=meta)
     with EmbeddedBroker(path) as broker, refused("STORE.CORRUPT", "its databases are not those of a store"):
         broker.log.topics()
     assert "its database parked is missing" in check(path)

@@ -17,9 +17,9 @@ from orderedmq.broker import Receipt, SinkBatch
 from orderedmq.embedded import chunk_codec as codec
 from orderedmq.embedded import garbage, index, liveness, payloads
 from orderedmq.embedded.broker import EmbeddedBroker
+from orderedmq.embedded.check import check, examine
 from orderedmq.embedded.clock import FORGOTTEN
 from orderedmq.embedded.garbage import can_be_published
-from orderedmq.embedded.integrity.check import check, examine
 from orderedmq.embedded.store import segment_file, transaction
 from orderedmq.embedded.store.environment import Store
 from orderedmq.embedded.store.segment_file import HEADER_BYTES, Header, SegmentWriter, was_begun

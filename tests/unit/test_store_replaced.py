@@ -17,7 +17,7 @@ from orderedmq import connect, snapshot
 from orderedmq.broker import Broker, SinkBatch
 from orderedmq.connections import kept, reach
 from orderedmq.embedded import index
-from orderedmq.embedded.integrity.check import check
+from orderedmq.embedded.check import check
 from orderedmq.embedded.log import append_rows
 from orderedmq.embedded.store.environment import Store
 from orderedmq.embedded.store.store_file import file_at

@@ -21,8 +21,7 @@ from typing import Any, ClassVar, Final, NoReturn, TypeVar
 import lmdb
 
 from orderedmq.conditions import StoreCondition, StoreFullCondition
-from orderedmq.embedded.integrity import verify
-from orderedmq.embedded.store import formats, layout
+from orderedmq.embedded.store import formats, layout, verify
 from orderedmq.embedded.store.filesystem import file_system, locked, make_folder, missing_rights, refuse_other_files
 from orderedmq.embedded.store.resize_lock import ResizeLock
 from orderedmq.embedded.store.segments import Segments
@@ -430,7 +429,7 @@ class Store:
             (folder / "data.mdb").chmod(0o600)
             with contextlib.closing(lmdb.open(str(folder), map_size=self.map_size, max_dbs=len(handles), mode=0o600)) as copy:
                 names = {name: copy.open_db(name.encode(), create=False) for name in handles}
-                # The copy's transaction numbers differ from the store's, and both of its snapshots must name them (integrity/verify.py).
+                # The copy's transaction numbers differ from the store's, and both of its snapshots must name them (verify.py).
                 for _ in range(2):
                     with copy.begin(write=True) as txn:
                         Transaction(txn, names, folder, self.segments).sign(always=True)

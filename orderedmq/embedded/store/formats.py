@@ -11,7 +11,6 @@ from typing import Any
 import lmdb
 
 from orderedmq.conditions import StoreCondition
-from orderedmq.embedded.integrity import seal
 from orderedmq.embedded.store import layout
 from orderedmq.embedded.store.filesystem import sync_folder
 from orderedmq.embedded.store.segments import Segments
@@ -29,7 +28,7 @@ def prepare(env: Any, path: Path, segments: Segments, create: bool) -> tuple[dic
     try:
         meta = env.open_db(b"meta", create=False)
         with env.begin() as txn:
-            version, there = txn.get(seal.FORMAT_KEY, db=meta), txn.get(b"store_id", db=meta) is not None
+            version, there = txn.get(layout.FORMAT_KEY, db=meta), txn.get(b"store_id", db=meta) is not None
     except lmdb.NotFoundError:
         version, there = None, False
     if version is None or not there:
@@ -52,7 +51,7 @@ def prepare(env: Any, path: Path, segments: Segments, create: bool) -> tuple[dic
 def _initialise(env: Any, path: Path, segments: Segments) -> None:
     with env.begin(write=True) as txn:
         handles = {name: env.open_db(name.encode(), txn=txn) for name in layout.DATABASES}
-        txn.put(seal.FORMAT_KEY, layout.number(layout.FORMAT), db=handles["meta"])
+        txn.put(layout.FORMAT_KEY, layout.number(layout.FORMAT), db=handles["meta"])
         made = Transaction(txn, handles, path, segments)
         made.put("meta", b"store_id", uuid.uuid4().hex.encode())
         made.sign()

@@ -16,7 +16,8 @@ Databases (key → value; integers in keys are big-endian, so that keys sort in 
     parked    group, queue key, offset   → offset in the parking lot of the message that was parked from that offset
     batches   sink id, batch id          → replay record as JSON
 
-Every value ends with a seal (integrity/seal.py), except payloads and the store's format.
+Every value ends with a seal, except payloads and the store's format: a checksum of database, key and value. It covers the key, because a
+changed bit in the key moves an entry to a key under which it was never written. The checksums of payloads are in the index.
 
 A queue key is the topic, a NUL and the queue's number. The longest key has 127 + 1 + 127 + 1 + 4 + 8 bytes; LMDB allows 511.
 """
@@ -29,6 +30,8 @@ import json
 import struct
 from dataclasses import asdict, dataclass
 from typing import Final, NamedTuple
+
+import xxhash
 
 from orderedmq.errors import no_such_queue
 from orderedmq.model import DEAD_LETTER_PREFIX, EMBEDDED_BROKER, MAX_QUEUES, MessageQueue, check_topic
@@ -54,6 +57,14 @@ DATABASES: Final = (
     "space",
 )
 
+#: The database whose values have no seal.
+UNSEALED: Final = "payloads"
+#: The key in ``meta`` whose value has no seal, because earlier versions read it to see that a store is too new for them.
+FORMAT_KEY: Final = b"format"
+_SEAL_BYTES: Final = 8
+#: Seeds of seals by database. The length of the key is added to a seed, so that a seal also covers where the key ends.
+_SEEDS: Final = {name: number << 16 for number, name in enumerate(DATABASES)}
+
 #: The key in ``meta`` for the machine's clocks as retention by age last read them.
 CLOCKS: Final = b"clocks"
 #: How many decoded keys and locks are cached. A process that watches a group reads the same ones again and again.
@@ -63,6 +74,18 @@ _U32 = struct.Struct(">I")
 _U64 = struct.Struct(">Q")
 _CHUNK = struct.Struct("<16sQIHBQQQqqq")
 _QUEUE = struct.Struct("<QQQq")
+
+
+def sealed(database: str, key: bytes, value: bytes) -> bytes:
+    return value + xxhash.xxh3_64_digest(key + value, _SEEDS[database] | len(key))
+
+
+def without_seal(database: str, key: bytes, value: bytes) -> bytes | None:
+    """Return the value without its seal, or None if this value was not written under this key."""
+    plain = value[:-_SEAL_BYTES]
+    if xxhash.xxh3_64_digest(key + plain, _SEEDS[database] | len(key)) != value[-_SEAL_BYTES:]:
+        return None
+    return plain
 
 
 #: The segment of a chunk whose payload is in LMDB.

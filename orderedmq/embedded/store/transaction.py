@@ -15,7 +15,6 @@ from typing import Any, Final
 import pyarrow as pa
 
 from orderedmq.conditions import StoreCondition
-from orderedmq.embedded.integrity import seal
 from orderedmq.embedded.store import layout
 from orderedmq.embedded.store.segment_file import Header, SegmentWriter
 from orderedmq.embedded.store.segments import Segments, name_of
@@ -53,7 +52,7 @@ class Transaction:
         Raises StoreError CORRUPT if the entry, or a neighbour of a missing entry, fails its seal.
         """
         value: bytes | None = self._txn.get(key, db=self._handles[database])
-        if database == seal.UNSEALED:
+        if database == layout.UNSEALED:
             return value
         if value is None:
             self._require_absent(database, key)
@@ -62,8 +61,8 @@ class Transaction:
 
     def put(self, database: str, key: bytes, value: Any, *, append: bool = False) -> None:
         self._wrote = True
-        if database != seal.UNSEALED:
-            value = seal.sealed(database, key, value)
+        if database != layout.UNSEALED:
+            value = layout.sealed(database, key, value)
         self._txn.put(key, value, db=self._handles[database], append=append)
 
     def delete(self, database: str, key: bytes) -> bool:
@@ -90,9 +89,9 @@ class Transaction:
             for key, value in cursor:
                 last = self._require_after(last, database, key)
                 within = includes(key)
-                if within or database != seal.UNSEALED:
+                if within or database != layout.UNSEALED:
                     # The first entry after the wanted ones is also verified, because it may be a wanted entry whose key was damaged.
-                    plain = value if database == seal.UNSEALED else self._opened(database, key, value)
+                    plain = value if database == layout.UNSEALED else self._opened(database, key, value)
                 if not within:
                     return
                 yield key, plain
@@ -208,9 +207,9 @@ class Transaction:
     # -- seals ---------------------------------------------------------------------------------------------------------------
 
     def _opened(self, database: str, key: bytes, value: bytes) -> bytes:
-        if database == "meta" and key == seal.FORMAT_KEY:
+        if database == "meta" and key == layout.FORMAT_KEY:
             return value
-        plain = seal.opened(database, key, value)
+        plain = layout.without_seal(database, key, value)
         if plain is None:
             raise self.damaged(f"{layout.described(database, key)} fails its checksum")
         return plain
@@ -234,7 +233,7 @@ class Transaction:
             self._entry(database, cursor)
 
     def _require_before(self, database: str, begin: bytes) -> None:
-        if begin and database != seal.UNSEALED:
+        if begin and database != layout.UNSEALED:
             cursor = self._txn.cursor(db=self._handles[database])
             cursor.set_range(begin)
             if cursor.prev():

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from orderedmq.embedded.integrity import seal
 from orderedmq.embedded.store import layout, pages
 from orderedmq.embedded.store.pages import Meta, Read, Snapshot, Tree
 from orderedmq.embedded.store.transaction import WRITTEN, damaged, written
@@ -92,10 +91,10 @@ def _require_trees(path: Path, read: Read, meta: Meta) -> None:
     if "meta" not in trees:
         return
     names = {entry.key: snapshot.value(entry) for entry in snapshot.entries(trees["meta"], "meta")}
-    version = names.get(seal.FORMAT_KEY)
+    version = names.get(layout.FORMAT_KEY)
     if version is None:
         return
-    mine = seal.opened("meta", WRITTEN, names.get(WRITTEN, b""))
+    mine = layout.without_seal("meta", WRITTEN, names.get(WRITTEN, b""))
     wrong = wrong_signature(layout.to_number(version) if len(version) == 8 else -1, mine, meta)
     if wrong is not None:
         report(wrong)
@@ -105,7 +104,7 @@ def _require_trees(path: Path, read: Read, meta: Meta) -> None:
         report(f"its databases are not those of a store: {', '.join(sorted(trees))}")
     for name in layout.DATABASES:
         if name != "meta":
-            snapshot.walk(trees[name], name, exact=name == seal.UNSEALED)
+            snapshot.walk(trees[name], name, exact=name == layout.UNSEALED)
     snapshot.require_free()
 
 
@@ -134,7 +133,7 @@ def wrong_writer(read: Read, meta: Meta) -> str | None:
     tree: Tree | None = snapshot.databases().get("meta")
     entries = snapshot.entries(tree, "meta") if tree is not None else ()
     value = next((snapshot.value(entry) for entry in entries if entry.key == WRITTEN), b"")
-    said = None if wrong else seal.opened("meta", WRITTEN, value)
+    said = None if wrong else layout.without_seal("meta", WRITTEN, value)
     # Another version of orderedmq may write another format number after the transaction's number.
     if said is None or said[:8] == layout.number(meta.transaction):
         return None

@@ -22,8 +22,7 @@ from orderedmq.conditions import StoreCondition
 from orderedmq.embedded import chunk_codec as codec
 from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.embedded.garbage import LOOKED
-from orderedmq.embedded.integrity import seal, verify
-from orderedmq.embedded.store import formats, layout, pages
+from orderedmq.embedded.store import formats, layout, pages, verify
 from orderedmq.embedded.store.environment import MAP_SIZE, Store
 from orderedmq.embedded.store.layout import INLINE, Chunk, QueueState, SegmentState
 from orderedmq.embedded.store.pages import Meta, Read, Snapshot, TreeEntry
@@ -135,9 +134,9 @@ class Contents:
             return
         of_meta = list(snapshot.entries(trees["meta"], "meta"))
         entries = {entry.key: snapshot.value(entry) for entry in of_meta}
-        format_value = entries.get(seal.FORMAT_KEY, b"")
+        format_value = entries.get(layout.FORMAT_KEY, b"")
         self.version = layout.to_number(format_value) if len(format_value) == 8 else 0
-        wrong = verify.wrong_signature(self.version, seal.opened("meta", WRITTEN, entries.get(WRITTEN, b"")), meta)
+        wrong = verify.wrong_signature(self.version, layout.without_seal("meta", WRITTEN, entries.get(WRITTEN, b"")), meta)
         if wrong is not None:
             out.findings.append(wrong)
         elif self.version != layout.FORMAT:
@@ -145,7 +144,7 @@ class Contents:
         for name in layout.DATABASES:
             if name not in trees:
                 out.findings.append(f"its database {name} is missing")
-            elif name == seal.UNSEALED:
+            elif name == layout.UNSEALED:
                 self._payloads = {entry.key: entry for entry in snapshot.entries(trees[name], name, exact=True)}
             else:
                 for entry in of_meta if name == "meta" else snapshot.entries(trees[name], name):
@@ -156,8 +155,8 @@ class Contents:
     def _keep(self, name: str, entry: TreeEntry, findings: list[str]) -> None:
         key, value = entry.key, self._snapshot.value(entry)
         plain: bytes | None = value
-        if not (name == "meta" and key == seal.FORMAT_KEY):
-            plain = seal.opened(name, key, value)
+        if not (name == "meta" and key == layout.FORMAT_KEY):
+            plain = layout.without_seal(name, key, value)
         if plain is None:
             findings.append(f"{layout.described(name, key)} fails its checksum")
             return
