@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import typer
 
@@ -10,7 +10,7 @@ from orderedmq.cli import completion, queue_names
 from orderedmq.cli.groups import Group
 from orderedmq.cli.keys import KeyTypeOption, SelectorOption
 from orderedmq.cli.parked import Keys
-from orderedmq.cli.shell import WHOLE, Column, Full, Shell, command, commands
+from orderedmq.cli.shell import Column, Full, Shell, command, commands
 from orderedmq.conditions import OffsetCondition, OptionCondition
 from orderedmq.errors import OffsetError, OptionError, no_such_offset
 from orderedmq.model import check_group
@@ -25,13 +25,10 @@ from orderedmq.tools.dead_letters import (
     replayed_to,
     require_one_broker,
 )
-from orderedmq.tools.readable import body_fields, body_text, moment, one_line, short_moment, shortened
+from orderedmq.tools.readable import body_fields, body_text, moment, short_moment
 from orderedmq.tools.replay import Replayed, replay
 
 app = commands("List and replay dead letters: messages whose retries all failed.")
-
-#: Maximum characters of a body or an error in a table.
-_PREVIEW: Final = 80
 
 Error = Annotated[
     str | None,
@@ -115,10 +112,6 @@ def _row(letter: DeadLetter, *, replayed: bool, quarantined: bool) -> dict[str, 
     }
 
 
-def _beginning(text: str) -> str:
-    return one_line(shortened(text, _PREVIEW, WHOLE))
-
-
 def _state(row: dict[str, Any]) -> str:
     return "yes" if row["replayed"] else "quarantined" if row["quarantined"] else ""
 
@@ -140,11 +133,12 @@ def list_letters(
     at_broker: AtBroker = None,
     full: Full = False,
 ) -> None:
-    """Show the dead letters of a group: where each came from, its key, the error, how often it was retried, its body.
+    """Show the dead letters of a group: where each came from, its key, the error, its body.
 
     OFFSET is the letter's number, which dlq replay --offset takes. REPLAYED is "yes" if replay --all has sent the letter, and
-    "quarantined" if replay --all skips it. REPLAYS is how often the message was replayed before it became this letter. A table shows only
-    the beginnings of bodies and errors. With --full, and in JSON, they are complete. JSON also has the properties of the message.
+    "quarantined" if replay --all skips it. A table shows only the beginnings of bodies and errors. With --full, and in JSON, they are
+    complete, with the time of the letter, how often the message was retried (RETRIES), and how often it was replayed before it became this
+    letter (REPLAYS). JSON also has the properties of the message.
     """
     check_group(group)
     chosen = _filter(key, error, since, None, quarantined or None, max_replays, at_broker)
@@ -168,18 +162,21 @@ def list_letters(
     if not shell.json:
         rows = [{**row, "body": body_text(row), "state": _state(row)} for row in rows]
     several = len({row["at_broker"] for row in [*rows, *more]}) > 1
+    details = (
+        Column("retries", "retries", right=True),
+        Column("stored", "stored (UTC)", short_moment),
+        Column("replays", "replays", right=True),
+    )
     columns = (
         *((Column("at_broker", "at broker"),) if several else ()),
         Column("offset", "offset", right=True),
         *queue_names.columns(rows),
         Column("origin_offset", "its offset", right=True),
         Column("sharding_key", "key"),
-        Column("error", "error", str if full else _beginning),
-        Column("retries", "retries", right=True),
-        Column("stored", "stored (UTC)", short_moment),
-        Column("replays", "replays", lambda times: str(times or ""), right=True),
+        Column("error", "error", cut=True),
+        *(details if full else ()),
         Column("state", "replayed"),
-        Column("body", "body", str if full else _beginning),
+        Column("body", "body", cut=True),
     )
     shell.show(rows, columns, none=f"no dead letters in group {group}", full=full)
     if more:

@@ -10,7 +10,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from orderedmq.broker import Log
-from orderedmq.cli.shell import WHOLE, Shell, screenful
+from orderedmq.cli.shell import LONGEST, WHOLE, Shell
 from orderedmq.conditions import DataLossCondition
 from orderedmq.errors import DataLossError
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue
@@ -69,7 +69,7 @@ def arrivals(
 class Lines:
     """Prints messages, one per line. A table is impossible, because its column widths depend on messages that have not arrived yet.
 
-    ``full``: do not cut values that are longer than a screen.
+    ``full``: do not cut long values.
     """
 
     def __init__(self, shell: Shell, full: bool) -> None:
@@ -79,7 +79,6 @@ class Lines:
 
     def show(self, rows: Sequence[dict[str, Any]], text: Callable[[dict[str, Any]], str]) -> None:
         """Print messages as JSON lines, or as lines of queue, offset, time, key, tag and body. Flushes the output."""
-        most = screenful()
         for row in rows:
             if self._shell.json:
                 self._shell.emit(row)
@@ -95,5 +94,5 @@ class Lines:
                 text(row),
             )
             parts = [part or "-" for part in said]
-            self._shell.say("  ".join(one_line(part if self._full else shortened(part, most, WHOLE)) for part in parts))
+            self._shell.say("  ".join(one_line(part if self._full else shortened(part, LONGEST, WHOLE)) for part in parts))
         sys.stdout.flush()

@@ -44,7 +44,6 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what the comm
 #: The columns for the offset fields of `queue_row`.
 OFFSET_COLUMNS: Final = (
     Column("offset", "offset", number, right=True),
-    Column("end", "end", number, right=True, spare=3),
     Column("lag", "lag", number, right=True),
 )
 
@@ -83,8 +82,7 @@ def parked_columns(rows: Sequence[Mapping[str, Any]]) -> tuple[Column, ...]:
         return ()
     return (
         Column("parked", "parked", number, right=True),
-        Column("parked_keys", "keys", number, right=True, spare=5),
-        Column("parked_due_in", "due in", lambda wait: duration(wait) if wait else "now", right=True, spare=3),
+        Column("parked_due_in", "due in", lambda wait: duration(wait) if wait else "now", right=True),
     )
 
 
@@ -150,10 +148,9 @@ def list_groups(
 
 @command(app, "describe")
 def describe(shell: Shell, group: Group) -> None:
-    """Show a group: its members, and each queue's next offset to process, end, lag and owner.
+    """Show a group: its members, and each queue's next offset to process, lag and owner.
 
-    If messages are parked, the command also shows how many messages and keys are parked, and when the next message is due. See orderedmq
-    parked list.
+    If messages are parked, the command also shows how many, and when the next of them is due. See orderedmq parked list.
 
     JSON has one object per member ("kind": "member") and per queue ("kind": "queue").
     """
@@ -165,11 +162,10 @@ def describe(shell: Shell, group: Group) -> None:
     short = short_names({row["client"]: row["query_name"] for row in members} | owners_of(queues))
     member_columns = (
         Column("client", "member", short.__getitem__),
-        Column("topics", "topics", spare=1),
+        Column("topics", "topics"),
         Column("assignment", "assignment"),
-        Column("strategy", "strategy", spare=2),
+        Column("strategy", "strategy"),
         Column("heartbeat_age", "heartbeat", duration, right=True),
-        Column("alive", "alive", yes_no),
     )
     columns = (
         *queue_names.columns(queues),
@@ -177,8 +173,8 @@ def describe(shell: Shell, group: Group) -> None:
         *parked_columns(queues),
         *owner_columns(short),
     )
-    shell.show(members, member_columns, none=f"group {group} has no members now", one_line=True)
-    shell.show(queues, columns, none=f"group {group} has no queues left", one_line=True)
+    shell.show(members, member_columns, none=f"group {group} has no members now")
+    shell.show(queues, columns, none=f"group {group} has no queues left")
 
 
 @command(app, "seek")

@@ -13,6 +13,7 @@ from orderedmq.cli.queue_names import queue_fields
 from orderedmq.cli.shell import Column, Shell, command, commands
 from orderedmq.model import check_group
 from orderedmq.tools.owner_names import owners_of, short_names
+from orderedmq.tools.readable import duration
 
 app = commands("Show the owners of queues; release locks.")
 
@@ -35,10 +36,10 @@ def list_locks(
     columns = (
         _GROUP,
         *queue_names.columns(rows),
-        Column("epoch", "epoch", right=True, spare=3),
+        Column("lock_age", "renewed", duration, right=True),
         *owner_columns(short_names(owners_of(rows))),
     )
-    shell.show(rows, columns, none="no queue is locked", one_line=True)
+    shell.show(rows, columns, none="no queue is locked")
 
 
 @command(app, "release")
@@ -81,5 +82,4 @@ def release(
         rows,
         (_GROUP, *queue_names.columns(rows), owner),
         none=f"none of these queues is locked in group {group}",
-        one_line=True,
     )

@@ -86,8 +86,8 @@ def peek(
 ) -> None:
     """Show the first or last messages of a topic, or messages from an offset on. Messages of several queues are in the order of arrival.
 
-    A body is shown as text if it is UTF-8, else in hexadecimal digits. On a terminal, a value that is longer than a screen is cut, and its
-    length is shown. With --full, and in JSON, values are complete.
+    A body is shown as text if it is UTF-8, else in hexadecimal digits. On a terminal, a value of more than 1,920 characters is cut, and
+    its length is shown. With --full, and in JSON, values are complete.
     """
     if offset is not None and (queue is None or last is not None):
         raise OptionError(OptionCondition.CONFLICT, "option --offset needs --queue and excludes --last")

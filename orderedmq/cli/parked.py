@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import typer
 
@@ -13,17 +13,15 @@ from orderedmq.cli import completion, queue_names
 from orderedmq.cli.groups import Group
 from orderedmq.cli.keys import stored_key
 from orderedmq.cli.queue_names import queue_fields
-from orderedmq.cli.shell import WHOLE, Column, Full, Shell, command, commands
+from orderedmq.cli.shell import Column, Full, Shell, command, commands
 from orderedmq.cli.topics import Yes
 from orderedmq.model import MessageQueue, check_group
 from orderedmq.parking.rules import OrderAction
 from orderedmq.tools.parked import ParkedKey, chosen, give, owned, parked_keys
-from orderedmq.tools.readable import duration, moment, number, one_line, shortened
+from orderedmq.tools.readable import duration, moment, number
 
 app = commands("List, retry, drop and hold parked messages: keys that wait because one of their messages failed.")
 
-#: Maximum characters of an error in a table.
-_PREVIEW: Final = 80
 
 Where = Annotated[
     str | None,
@@ -104,10 +102,10 @@ def list_parked(shell: Shell, group: Group, topic: Where = None, full: Full = Fa
         Column("messages", "parked", number, right=True),
         Column("due", "due", right=True),
         Column("attempts", "tries", number, right=True),
-        Column("oldest", "oldest", right=True, spare=1),
-        Column("error", "error", str if full else lambda error: one_line(shortened(error, _PREVIEW, WHOLE))),
+        Column("oldest", "oldest", right=True),
+        Column("error", "error", cut=True),
     )
-    shell.show(rows, columns, none=f"nothing is parked in group {group}", one_line=True, full=full)
+    shell.show(rows, columns, none=f"nothing is parked in group {group}", full=full)
 
 
 @command(app, "retry")

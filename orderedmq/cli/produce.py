@@ -138,7 +138,7 @@ def produce(
         )
         length = os.fstat(source.fileno()).st_size if file else None
         try:
-            with shell.progress(f"writing to {topic}", length, size, typing=not file and sys.stdin.isatty()) as bar:
+            with shell.progress(f"writing to {topic}", length, size=True, typing=not file and sys.stdin.isatty()) as bar:
                 for first, lines in read_lines(source):
                     rows = messages(lines, first, form)
                     # Delay Ctrl-C, so that every message that is written is also counted.

@@ -12,12 +12,11 @@ import functools
 import inspect
 import json
 import os
-import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Concatenate, Final, NamedTuple, NoReturn, ParamSpec
+from typing import TYPE_CHECKING, Annotated, Any, Concatenate, Final, Literal, NamedTuple, NoReturn, ParamSpec
 
 import typer
 
@@ -37,7 +36,7 @@ from orderedmq.options.declared import BROKER_OPTIONS, DEFAULT_DIRECTORY, Given
 from orderedmq.options.endpoint import VARIABLES, from_environment, layered, parse_endpoint
 from orderedmq.options.profiles import read_profile
 from orderedmq.tools.failures import Kind, kind_of
-from orderedmq.tools.readable import CONTROL, duration, escaped, number, shortened
+from orderedmq.tools.readable import CONTROL, escaped, one_line, shortened
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -64,14 +63,15 @@ _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _CODES: Final[Mapping[Kind, int]] = {"usage": USAGE, "missing": MISSING, "refused": REFUSED}
 
 _SECRETS: Final = ("secretKey", "securityToken", "tlsKeyPassword")
-#: The text after a value that was cut, which says how to see the whole value.
+#: Characters of a value that people see, about a screen, and the text after a longer one, which says how to see the whole value.
+LONGEST: Final = 1920
 WHOLE: Final = "--full shows all"
 #: The option of commands that show messages.
 Full = Annotated[
     bool,
     typer.Option(
         "--full",
-        help="Show complete bodies, keys and errors on a terminal. Otherwise values that are longer than a screen are cut.",
+        help="Show complete bodies, keys and errors on a terminal. Otherwise long values are cut.",
     ),
 ]
 
@@ -83,8 +83,8 @@ class Column(NamedTuple):
     title: str
     text: Callable[[Any], str] = str
     right: bool = False
-    #: A table that is too wide for the terminal drops columns, those with the highest number first. Columns with 0 stay.
-    spare: int = 0
+    #: Show the beginning of a text in one line, as much as fits, instead of folding it.
+    cut: bool = False
 
 
 @dataclass
@@ -164,13 +164,12 @@ class Shell:
         *,
         title: str = "",
         none: str = "nothing",
-        one_line: bool = False,
         full: bool = False,
     ) -> None:
         """Print rows as a table of ``columns``, or all their fields as JSON lines.
 
-        ``none``: the text that replaces a table without rows. ``one_line``: see `table`. ``full``: instead of a table, print a line with
-        title and complete value per column, because drawing a table of values with millions of characters takes a minute.
+        ``none``: the text that replaces a table without rows. ``full``: instead of a table, print a line with title and complete value per
+        column, because drawing a table of values with millions of characters takes a minute.
         """
         if self.json:
             for row in rows:
@@ -185,8 +184,7 @@ class Shell:
                     self.say(f"{column.title}: {cell(row, column)}")
                 self.say("")
             return
-        shown = console()
-        shown.print(table(rows, columns, title, one_line=one_line, width=shown.width))
+        console().print(table(rows, columns, title))
 
     def emit(self, row: Mapping[str, Any]) -> None:
         """Print one JSON object, with control characters escaped like ``\\u009b``."""
@@ -224,25 +222,24 @@ class Shell:
             raise typer.Exit(REFUSED)
 
     @contextlib.contextmanager
-    def progress(
-        self, what: str, total: int | None = None, text: Callable[[float], str] | None = None, *, typing: bool = False
-    ) -> Iterator[Bar]:
-        """Show a progress bar on standard error if that is a terminal. ``text`` formats the numbers.
+    def progress(self, what: str, total: int | None = None, *, size: bool = False, typing: bool = False) -> Iterator[Bar]:
+        """Show a progress bar on standard error if that is a terminal. ``size``: it counts bytes.
 
         ``typing``: draw nothing, because the user is typing lines on the terminal.
         """
-        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+        from rich import progress as rich
 
+        amount = (rich.DownloadColumn(binary_units=True), rich.TransferSpeedColumn()) if size else (rich.MofNCompleteColumn(),)
         columns = (
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.fields[done]}"),
-            TimeElapsedColumn(),
+            rich.SpinnerColumn(),
+            rich.TextColumn("{task.description}"),
+            rich.BarColumn(),
+            *amount,
+            rich.TimeRemainingColumn(),
         )
         shown = console(stderr=True)
-        with Progress(*columns, console=shown, disable=typing or not shown.is_terminal, transient=True) as progress:
-            yield Bar(progress, progress.add_task(what, total=total, done=""), text or number)
+        with rich.Progress(*columns, console=shown, disable=typing or not shown.is_terminal, transient=True) as progress:
+            yield Bar(progress, progress.add_task(what, total=total))
 
 
 def _typed(options: Sequence[str] | None) -> dict[str, str]:
@@ -269,26 +266,16 @@ def _typed(options: Sequence[str] | None) -> dict[str, str]:
 
 @dataclass
 class Bar:
-    """A progress bar that shows the amount done, the total, the speed and the estimated time left."""
+    """A progress bar that shows the amount done, the total and the estimated time left."""
 
     progress: Progress
     task: TaskID
-    text: Callable[[float], str]
 
     def advance(self, count: int) -> None:
         self.progress.advance(self.task, count)
-        self._say()
 
     def at(self, done: int, total: int) -> None:
         self.progress.update(self.task, completed=done, total=total)
-        self._say()
-
-    def _say(self) -> None:
-        task = next(task for task in self.progress.tasks if task.id == self.task)
-        of = f" of {self.text(task.total)}" if task.total else ""
-        rate = f", {self.text(task.speed)}/s" if task.speed else ""
-        left = f", {duration(task.time_remaining)} left" if task.time_remaining else ""
-        self.progress.update(self.task, done=f"{self.text(task.completed)}{of}{rate}{left}")
 
 
 def console(stderr: bool = False) -> Console:
@@ -302,60 +289,26 @@ def console(stderr: bool = False) -> Console:
     return Plain(stderr=stderr, highlight=False)
 
 
-def table(
-    rows: Sequence[Mapping[str, Any]],
-    columns: Sequence[Column],
-    title: str = "",
-    *,
-    one_line: bool = False,
-    width: int | None = None,
-) -> Table:
-    """Return rows as a table of ``columns``. A table that is wider than ``width`` drops spare columns.
-
-    ``one_line``: cut texts instead of folding them if a row is still too wide.
-    """
-    from rich.console import Console
-    from rich.measure import Measurement
-
-    wide = Console(width=1 << 16)
-    while True:
-        made = _table(rows, columns, title, one_line)
-        last = max(columns, key=lambda column: column.spare)
-        if width is None or not last.spare or Measurement.get(wide, wide.options, made).maximum <= width:
-            return made
-        columns = [column for column in columns if column is not last]
-
-
-def _table(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column], title: str, one_line: bool) -> Table:
+def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column], title: str = "") -> Table:
+    """Return rows as a table of ``columns``. If it is too wide, rich first narrows and folds texts, never numbers."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    made = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    shown = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for column in columns:
-        made.add_column(
-            column.title,
-            justify="right" if column.right else "left",
-            overflow="ellipsis" if one_line else "fold",
-            # Rich first narrows columns without no_wrap. The no_wrap of the texts below still prevents wrapping, so they are cut.
-            no_wrap=one_line and column.right,
-        )
-    most = screenful()
+        justify: Literal["right", "left"] = "right" if column.right else "left"
+        shown.add_column(column.title, justify=justify, overflow="ellipsis" if column.cut else "fold", no_wrap=column.right)
     for row in rows:
-        # Use Text instead of markup, because a body may have brackets.
-        made.add_row(*(Text(shortened(cell(row, column), most, WHOLE), no_wrap=one_line) for column in columns))
-    return made
+        texts = ((column, shortened(cell(row, column), LONGEST, WHOLE)) for column in columns)
+        # Use Text instead of markup, because a body may have brackets. Without no_wrap at the column, rich may narrow it.
+        shown.add_row(*(Text(one_line(text), no_wrap=True) if column.cut else Text(text) for column, text in texts))
+    return shown
 
 
 def cell(row: Mapping[str, Any], column: Column) -> str:
     """Return the text of a row's value in a column."""
     return "-" if row.get(column.field) is None else column.text(row[column.field])
-
-
-def screenful() -> int:
-    """Return how many characters fit on the terminal. Longer values are cut, unless the user asks for complete values."""
-    columns, lines = shutil.get_terminal_size()
-    return columns * lines
 
 
 # Commands.

@@ -39,7 +39,9 @@ _RATE: Final = Column("rate", "msg/s", number, right=True)
 
 def _columns(rows: Sequence[Row]) -> tuple[Column, ...]:
     owners = owner_columns(short_names(owners_of(rows)))
-    return (Column("group", "group"), *queue_names.columns(rows), *OFFSET_COLUMNS, *parked_columns(rows), _RATE, *owners)
+    columns = (Column("group", "group"), *queue_names.columns(rows), *OFFSET_COLUMNS, *parked_columns(rows), _RATE, *owners)
+    # Each queue has one line, so that the number of lines is known.
+    return tuple(column._replace(cut=not column.right) for column in columns)
 
 
 def add_to(app: typer.Typer) -> None:
@@ -77,7 +79,7 @@ def top(
         lots = LotReader(broker)
         if once or shell.json or not sys.stdout.isatty():
             rows = _look(broker, group, rates, lots)
-            shell.show(rows, _columns(rows), none=f"there are no consumer groups in {shell.address}", one_line=True)
+            shell.show(rows, _columns(rows), none=f"there are no consumer groups in {shell.address}")
         else:
             _watch(lambda: _look(broker, group, rates, lots), seconds)
 
@@ -106,7 +108,7 @@ def _watch(look: Callable[[], list[Row]], seconds: float) -> None:
     try:
         with _quit_key() as asked, Live(console=shown, auto_refresh=False) as live:
             while True:
-                live.update(_view(look(), shown.height, shown.width), refresh=True)
+                live.update(_view(look(), shown.height), refresh=True)
                 if asked(seconds):
                     return
     except KeyboardInterrupt:
@@ -114,7 +116,7 @@ def _watch(look: Callable[[], list[Row]], seconds: float) -> None:
         return
 
 
-def _view(rows: Sequence[Row], height: int, width: int) -> RenderableType:
+def _view(rows: Sequence[Row], height: int) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
@@ -127,7 +129,7 @@ def _view(rows: Sequence[Row], height: int, width: int) -> RenderableType:
         behind = set(sorted(range(len(rows)), key=lambda index: -rows[index]["lag"])[:room])
         rows = [row for index, row in enumerate(rows) if index in behind]
         head += f". The {room} with the most lag:"
-    return Group(Text(head, no_wrap=True, overflow="ellipsis"), table(rows, _columns(rows), one_line=True, width=width))
+    return Group(Text(head, no_wrap=True, overflow="ellipsis"), table(rows, _columns(rows)))
 
 
 def _sleep(seconds: float) -> bool:

@@ -758,7 +758,7 @@ def test_top_shows_what_is_furthest_behind_where_not_all_fit() -> None:
     ]
     rows[5] |= {"owner": "x" * 200, "lag": 6}
     out = io.StringIO()
-    Console(width=80, file=out).print(_view(rows, 15, 80))
+    Console(width=80, file=out).print(_view(rows, 15))
     lines = out.getvalue().splitlines()
     assert "lag 116" in lines[0]
     assert "The 10 with the most lag:" in lines[0]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import json
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -51,24 +53,23 @@ def test_a_name_is_as_short_as_it_can_be_told(clients: dict[str, str | None], sh
     assert list(short_names(clients).values()) == shown
 
 
-def test_a_table_does_without_spare_columns_before_it_cuts_texts() -> None:
-    rows = [{"topic": "orders" * many, "offset": 1_234_567, "lag": 1} for many in (1, 2)]
-    columns = (
-        Column("topic", "topic"),
-        Column("offset", "offset", number, right=True, spare=1),
-        Column("lag", "lag", number, right=True),
-    )
+def drawn(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column], width: int) -> list[str]:
+    """The lines of a table on a terminal of this width, without blank lines."""
+    out = io.StringIO()
+    Console(width=width, file=out).print(table(rows, columns))
+    return [line.rstrip() for line in out.getvalue().splitlines() if line.strip()]
 
-    def lines(width: int) -> list[str]:
-        out = io.StringIO()
-        Console(width=width, file=out).print(table(rows, columns, one_line=True, width=width))
-        return [line.rstrip() for line in out.getvalue().splitlines() if line.strip()]
 
-    assert "1,234,567" in lines(80)[2]
-    assert "offset" not in lines(20)[0]
-    # At any width: a header, its rule, and a line for each of the two rows.
-    assert [len(lines(width)) for width in (80, 20, 10)] == [4, 4, 4]
-    assert re.search(r"…\s+1$", lines(10)[3])
+def test_a_narrow_table_folds_names_cuts_marked_texts_and_keeps_numbers() -> None:
+    rows = [{"topic": "orders" * 3, "offset": 1_234_567, "error": "gone away\nfor long"}]
+    columns = (Column("topic", "topic"), Column("offset", "offset", number, right=True), Column("error", "error", cut=True))
+    assert drawn(rows, columns, 80)[2].split() == ["orders" * 3, "1,234,567", "gone", "away", "for", "long"]
+    lines = drawn(rows, columns, 30)
+    assert max(map(len, lines)) <= 30
+    assert "1,234,567" in lines[2]
+    assert "".join(line.split()[0] for line in lines[2:]) == "orders" * 3
+    assert "…" in lines[2]
+    assert "long" not in " ".join(lines)
 
 
 def test_the_name_of_a_query_is_what_spark_describes_its_job_by() -> None:
@@ -152,8 +153,6 @@ def test_large_offsets_and_several_brokers_leave_room_for_the_owner() -> None:
         Column("lag", "lag", number, right=True),
         *owner_columns(short_names(owners_of([row]))),
     )
-    out = io.StringIO()
-    Console(width=80, file=out).print(table([row], columns, one_line=True, width=80))
-    lines = [line for line in out.getvalue().splitlines() if line.strip()]
-    assert len(lines) == 3
-    assert lines[2].split()[:7] == ["warehouse", "shipments", "broker-a", "11", "1,234,567,890", "1,234,567", "billing"]
+    lines = drawn([row], columns, 80)
+    assert max(map(len, lines)) <= 80
+    assert lines[2].split()[3:7] == ["11", "1,234,567,890", "1,234,567", "billing"]

@@ -12,14 +12,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from rich.progress import Progress
 from typer.testing import CliRunner
 
 import orderedmq
 from ordered_source.listener.shell import Consumer
 from orderedmq.broker import Broker
 from orderedmq.cli import app
-from orderedmq.cli.shell import Bar
 from orderedmq.errors import OptionError, TopicError
 from orderedmq.listening.queue_engine import OrderPerQueue
 from orderedmq.model import PRODUCER_SCHEMA, MessageQueue
@@ -30,7 +28,6 @@ from orderedmq.routing.selector import Keying
 from orderedmq.rows.dead_letters import REPLAYS, dead_letter_properties
 from orderedmq.tools import dead_letters
 from orderedmq.tools.browse import rows_of
-from orderedmq.tools.readable import number
 from orderedmq.tools.replay import Replayed, _choose_queues, replay
 from orderedmq.tools.seek import parse_target, resolve
 from tests.command import Run, bodies
@@ -247,16 +244,6 @@ def test_progress_counts_what_is_sent_of_what_is_to_be_sent(broker: Broker, monk
     chosen = dead_letters.LetterFilter(frozenset("x"), quarantined=False)
     replay(broker, [LETTERS], chosen, Replayed(), progress=lambda *at: seen.append(at))
     assert seen == [(1, 3), (2, 3), (3, 3)]
-
-
-def test_a_progress_bar_says_how_long_it_will_take() -> None:
-    now = [0.0]
-    with Progress(get_time=lambda: now[0], disable=True) as progress:
-        bar = Bar(progress, progress.add_task("replaying", total=None, done=""), number)
-        for done in (0, 1000, 2000):
-            bar.at(done, 10_000)
-            now[0] += 5.0
-        assert progress.tasks[0].fields["done"] == "2,000 of 10,000, 200/s, 40.0 s left"
 
 
 # -- quarantine
