@@ -26,9 +26,8 @@ from orderedmq.connections import kept
 from orderedmq.errors import MessageError, TopicError
 from orderedmq.model import DEFAULT_COMPRESSION, PRODUCER_COLUMNS, MessageQueue, check_topic
 from orderedmq.options.sink import SinkOptions
-from orderedmq.ownership.machine_rooms import queues_in
-from orderedmq.ownership.micro_batch import SourceRun, run_of
-from orderedmq.ownership.sink_batches import sink_of
+from orderedmq.ownership.allocate import queues_in
+from orderedmq.ownership.micro_batch import SourceRun, run_of, sink_of
 from orderedmq.routing.key_hash import HashedKeys, key_hash64
 from orderedmq.routing.selector import selector
 from orderedmq.routing.sharding_key import hashed_keys

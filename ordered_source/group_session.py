@@ -20,11 +20,11 @@ from orderedmq.errors import FORMER_RUN, GroupError, LockError, RocketMQUnavaila
 from orderedmq.model import MessageQueue, OffsetRange, is_parked, is_retry
 from orderedmq.options.source import SourceOptions
 from orderedmq.ownership import membership
+from orderedmq.ownership.allocate import Members, divided
 from orderedmq.ownership.lock import RENEW_INTERVAL, UNLOCK_DELAY, ClientIdentity, LockToken, Refusal
 from orderedmq.ownership.membership import Member, Subscription
 from orderedmq.ownership.offsets import Checkpoint, OffsetMap, offsets_to_json, ranges
 from orderedmq.ownership.owner import Commit, Lock, Owner, Policy, Unlock
-from orderedmq.ownership.strategies import Members, divided
 from orderedmq.parking.rules import companion
 from orderedmq.rows.filters import ALL
 

@@ -11,7 +11,7 @@ A text that several places need is a function here.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import ClassVar, Final, Generic, Self, TypeVar
+from typing import ClassVar, Final, Generic, Literal, Self, TypeVar
 
 from orderedmq.conditions import (
     DataLossCondition,
@@ -34,6 +34,9 @@ from orderedmq.conditions import (
 )
 
 C = TypeVar("C", bound=StrEnum)
+
+#: The kinds of failed requests, for exit codes and HTTP.
+Kind = Literal["usage", "missing", "refused"]
 
 #: Why another run of the same query blocks this one, and what to do. The caller adds the moment at which to start it again.
 FORMER_RUN: Final = (
@@ -419,3 +422,15 @@ def map_full(path: object, size: int) -> StoreFullError:
         f"the entries of the store at {path} have reached their maximum size of {size} bytes, so nothing was changed. Set a "
         "retention (orderedmq topic alter TOPIC --retention-time 7d) or delete topics (orderedmq topic delete TOPIC)",
     )
+
+
+def kind_of(error: OrderedMQError) -> Kind:
+    """Return "usage" if the request itself is wrong, "missing" if it names something that does not exist, else "refused"."""
+    misnamed = (TopicCondition.BAD_NAME, TopicCondition.RESERVED, TopicCondition.AMBIGUOUS, GroupCondition.BAD_NAME)
+    if isinstance(error, OptionError) or error.sub in misnamed:
+        return "usage"
+    absent = (StoreCondition.MISSING, TopicCondition.MISSING, TopicCondition.NO_SUCH_QUEUE, GroupCondition.MISSING)
+    # The class is also checked, because members of different enumerations are equal if their texts are equal.
+    if isinstance(error, StoreError | TopicError | GroupError) and error.sub in absent:
+        return "missing"
+    return "refused"

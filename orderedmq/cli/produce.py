@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import IO, Annotated, Literal
 
 import pyarrow.compute as pc
 import typer
 
 from orderedmq.broker import Broker
-from orderedmq.cli import interrupts
 from orderedmq.cli.keys import KeyTypeOption, SelectorOption
 from orderedmq.cli.lines import LineForm, messages, read_lines
 from orderedmq.cli.shell import Shell, command
@@ -142,7 +145,7 @@ def produce(
                 for first, lines in read_lines(source):
                     rows = messages(lines, first, form)
                     # Delay Ctrl-C, so that every message that is written is also counted.
-                    with interrupts.delayed():
+                    with _delayed_interrupt():
                         if rows.num_rows:
                             producer.send(rows)
                         count += rows.num_rows
@@ -211,3 +214,27 @@ def _ensure_topic(broker: Broker, topic: str, queues: int | None) -> None:
         return
     if queues is not None and found != queues:
         raise TopicError(TopicCondition.QUEUE_COUNT, f"topic {topic!r} has {found} queues, not {queues}. Leave --queues out")
+
+
+@contextmanager
+def _delayed_interrupt() -> Iterator[None]:
+    """Delay the KeyboardInterrupt of a Ctrl-C until the end of the block. A second Ctrl-C interrupts the block immediately."""
+    # If Ctrl-C was ignored from the start (nohup, a background job), it stays ignored.
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        yield
+        return
+    count = 0
+
+    def note(_number: int, _frame: FrameType | None) -> None:
+        nonlocal count
+        count += 1
+        if count > 1:
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if count:
+        raise KeyboardInterrupt

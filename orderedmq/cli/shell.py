@@ -31,11 +31,10 @@ from orderedmq.cli.shared_options import (
 )
 from orderedmq.conditions import OptionCondition
 from orderedmq.endpoint import Endpoint
-from orderedmq.errors import OptionError, OrderedMQError
+from orderedmq.errors import Kind, OptionError, OrderedMQError, kind_of
 from orderedmq.options.declared import BROKER_OPTIONS, DEFAULT_DIRECTORY, Given
 from orderedmq.options.endpoint import VARIABLES, from_environment, layered, parse_endpoint
 from orderedmq.options.profiles import read_profile
-from orderedmq.tools.failures import Kind, kind_of
 from orderedmq.tools.readable import CONTROL, escaped, one_line, shortened
 
 if TYPE_CHECKING:

@@ -28,8 +28,7 @@ from orderedmq.embedded.topics import incarnation_of
 from orderedmq.errors import NEWEST_CHECKPOINT, SinkError
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue, OffsetRange
 from orderedmq.ownership.lock import LockToken
-from orderedmq.ownership.micro_batch import KEPT_BATCHES, SourceRun
-from orderedmq.ownership.sink_batches import is_repeat, require_same
+from orderedmq.ownership.micro_batch import KEPT_BATCHES, SourceRun, is_repeat, require_same
 
 
 class EmbeddedOutbox:

@@ -32,7 +32,7 @@ from orderedmq.options.values import (
     parse_topic,
     shown,
 )
-from orderedmq.ownership.sink_batches import LARGEST_BATCH
+from orderedmq.ownership.micro_batch import LARGEST_BATCH
 from orderedmq.routing.sharding_key import KEY_TYPES, GivenKeyType
 from orderedmq.rows.message_trace import TRACE_TOPIC
 

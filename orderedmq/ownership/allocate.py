@@ -3,26 +3,35 @@
 Members do not negotiate: each computes the same division from the same queues and members. So each strategy gives exactly what
 its Java class gives (client 5.x, package consumer.rebalance), in the same order. While two members see different lists, a queue
 may be assigned to both or to neither. The queue locks, not the strategy, prevent it from being consumed twice.
+
+A broker named room@name is in that machine room, and any other broker is in none (AllocateMessageQueueByMachineRoom). The counterpart for
+producers, SelectMessageQueueByMachineRoom, does nothing in RocketMQ. Here it chooses among the queues of the given rooms by the key's hash,
+as SelectMessageQueueByHash would if there were no other queues.
 """
 
 from __future__ import annotations
 
 import hashlib
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from orderedmq.conditions import OptionCondition, TopicCondition
 from orderedmq.errors import OptionError, TopicError
 from orderedmq.model import MessageQueue, java_order
-from orderedmq.ownership.machine_rooms import has_room
 
 #: The strategies that need only the order or names of queues and members. MACHINE_ROOM_NEARBY applies one of them in each room.
 INNER_STRATEGIES: Final = ("AVG", "AVG_BY_CIRCLE", "CONSISTENT_HASH")
 STRATEGIES: Final = (*INNER_STRATEGIES, "CONFIG", "MACHINE_ROOM", "MACHINE_ROOM_NEARBY")
 #: Java's default number of nodes per client on the ring of CONSISTENT_HASH.
 _VIRTUAL_NODES: Final = 10
+
+#: The members of the group: client id → its machine room (None: it has none).
+Members = Mapping[str, str | None]
+#: (all queues of the topics, the members) → the queues that this member should own.
+Strategy = Callable[[Sequence[MessageQueue], Members], Sequence[MessageQueue]]
+NO_MEMBERS: Final[Members] = {}
 
 
 @dataclass(frozen=True)
@@ -174,3 +183,40 @@ def _nearby(
         if room not in clients_in:
             mine += _divide(allocation.inner, client_id, queues_in[room], list(members))
     return mine
+
+
+def all_queues(queues: Sequence[MessageQueue], members: Members) -> Sequence[MessageQueue]:
+    """The exclusive strategy: return every queue, without regard to the members."""
+    del members
+    return queues
+
+
+def divided(allocation: Allocation, client_id: str) -> Strategy:
+    """Return the strategy of a shared group for the member ``client_id``. Like RocketMQ, it divides each topic separately."""
+
+    def strategy(queues: Sequence[MessageQueue], members: Members) -> Sequence[MessageQueue]:
+        topics: dict[str, list[MessageQueue]] = {}
+        for queue in queues:
+            topics.setdefault(queue.topic, []).append(queue)
+        return [queue for of_topic in topics.values() for queue in allocate(allocation, client_id, of_topic, members)]
+
+    return strategy
+
+
+def has_room(broker_name: str, rooms: Sequence[str]) -> bool:
+    """Whether the name is ``room@name`` with one of the rooms. ``room@name@`` also counts, because Java's split drops empty ends."""
+    parts = broker_name.rstrip("@").split("@")
+    return len(parts) == 2 and parts[0] in rooms
+
+
+def queues_in(topic: str, queues: Sequence[MessageQueue], rooms: Sequence[str]) -> list[MessageQueue]:
+    """Return the topic's queues in the rooms, in the given order. Raises TopicError NO_SUCH_QUEUE for a room without queues."""
+    for room in rooms:
+        if not any(has_room(queue.broker_name, (room,)) for queue in queues):
+            brokers = ", ".join(sorted({queue.broker_name for queue in queues})) or "none"
+            raise TopicError(
+                TopicCondition.NO_SUCH_QUEUE,
+                f"option machineRooms: topic {topic!r} has no queue in room {room!r}, that is, at a broker {room}@...: its brokers are "
+                f"{brokers}. Drop the room, create the topic at a broker in that room, or wait for the broker that is away",
+            )
+    return [queue for queue in queues if has_room(queue.broker_name, rooms)]

@@ -38,10 +38,10 @@ from types import MappingProxyType
 from typing import Final
 
 from orderedmq.model import MessageQueue, OffsetRange
+from orderedmq.ownership.allocate import NO_MEMBERS, Members, Strategy, all_queues
 from orderedmq.ownership.lock import LockToken, Refusal
 from orderedmq.ownership.offsets import Checkpoint, OffsetMap, ranges
 from orderedmq.ownership.owned_queue import Owned, Step
-from orderedmq.ownership.strategies import NO_MEMBERS, Members, Strategy, all_queues
 
 NO_OFFSETS: Final[OffsetMap] = MappingProxyType({})
 #: Makes the token of a queue's companion from the queue's token.

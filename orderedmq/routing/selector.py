@@ -284,7 +284,7 @@ def selector(name: str, seed: int, *, by_content: bool = False) -> Selector:
 
     ``name`` is hash, mod, random, queueId, machineRoom, or package.module:function. ``seed`` (>= 0) is derived from the batch
     and the partition, so that a retry chooses the same queues. With ``by_content``, the content decides for rows without a key, and for
-    all rows under random. For machineRoom, the caller offers only the queues of the rooms (machine_rooms.py). Raises OptionError INVALID.
+    all rows under random. For machineRoom, the caller offers only the queues of the rooms (`allocate.queues_in`). Raises OptionError INVALID.
     """
     match name:
         case "hash" | "machineRoom":

@@ -16,8 +16,7 @@ from starlette.types import ASGIApp
 
 from orderedmq.broker import Broker
 from orderedmq.conditions import GroupCondition, TopicCondition
-from orderedmq.errors import OrderedMQError
-from orderedmq.tools.failures import Kind, kind_of
+from orderedmq.errors import Kind, OrderedMQError, kind_of
 from orderedmq.tools.readable import escaped
 from orderedmq.ui.guard import LIVE, LOGIN, METRICS_PATH, Guard, Rules, log_in
 from orderedmq.ui.messages import Browser

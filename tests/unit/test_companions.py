@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from orderedmq.model import MessageQueue, OffsetRange
+from orderedmq.ownership.allocate import Members
 from orderedmq.ownership.lock import LockToken
 from orderedmq.ownership.offsets import Checkpoint
 from orderedmq.ownership.owner import Commit, Lock, Owner, Policy, Unlock
-from orderedmq.ownership.strategies import Members
 from orderedmq.parking.rules import parked_queue
 
 Q = [MessageQueue("orders", "embedded", number) for number in range(2)]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from orderedmq.model import MessageQueue, OffsetRange
-from orderedmq.ownership.allocate import Allocation
+from orderedmq.ownership.allocate import Allocation, divided
 from orderedmq.ownership.lock import LockToken
 from orderedmq.ownership.offsets import Checkpoint
 from orderedmq.ownership.owner import Commit, Lock, Owner, Policy, Unlock
-from orderedmq.ownership.strategies import divided
 
 Q0, Q1, Q2, Q3 = QUEUES = tuple(MessageQueue("orders", "embedded", number) for number in range(4))
 ALONE = {"me@1": None}

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from orderedmq.broker import SinkBatch
 from orderedmq.errors import SinkError
-from orderedmq.ownership.micro_batch import KEPT_BATCHES
-from orderedmq.ownership.sink_batches import LARGEST_BATCH
+from orderedmq.ownership.micro_batch import KEPT_BATCHES, LARGEST_BATCH
 from orderedmq.rocketmq.sink import commit_history, commit_report
 from orderedmq.rocketmq.sink.commit_history import SLOTS, Committed, has, slot_of, with_batch
 from orderedmq.rocketmq.sink.commit_report import QueueReport, Token, judge

@@ -29,11 +29,11 @@ from orderedmq.rocketmq.net.account import Account
 from orderedmq.rocketmq.net.connection import Connection, Pending
 from orderedmq.rocketmq.net.lane import Lane
 from orderedmq.rocketmq.net.transport import connect, ssl_context
-from orderedmq.rocketmq.wire.acl import signature
 from orderedmq.rocketmq.wire.codes import FLAG_ONEWAY, FLAG_RESPONSE, RequestCode
 from orderedmq.rocketmq.wire.frame import RemotingCommand, encode
 from orderedmq.rocketmq.wire.message_requests import PullResult, max_offset, pull, send
 from orderedmq.rocketmq.wire.pull_frames import PullTemplate
+from orderedmq.rocketmq.wire.request import signature
 from tests.unit.rocketmq_peer import Link, Peer, Script, answer
 from tests.waits import soon, until
 

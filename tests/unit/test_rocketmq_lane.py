@@ -18,11 +18,11 @@ from orderedmq.rocketmq.net import endpoints
 from orderedmq.rocketmq.net.account import Account
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.lane import Answer, Lane
-from orderedmq.rocketmq.wire.acl import signed
 from orderedmq.rocketmq.wire.codes import FLAG_ONEWAY
 from orderedmq.rocketmq.wire.frame import RemotingCommand, encode
 from orderedmq.rocketmq.wire.message_requests import PullResult
 from orderedmq.rocketmq.wire.pull_frames import PullTemplate
+from orderedmq.rocketmq.wire.request import signed
 from tests.stored_messages import Stored
 from tests.unit.rocketmq_peer import Cluster, Link, Peer, answer
 from tests.waits import soon, until

@@ -15,11 +15,11 @@ from orderedmq.endpoint import Credentials
 from orderedmq.errors import OrderedMQError, ProtocolError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.wire import message_requests
-from orderedmq.rocketmq.wire.acl import signed
 from orderedmq.rocketmq.wire.codes import RequestCode
 from orderedmq.rocketmq.wire.frame import FrameDecoder, RemotingCommand, encode
 from orderedmq.rocketmq.wire.message_requests import PullResult
 from orderedmq.rocketmq.wire.pull_frames import Found, PullDecoder, PullTemplate
+from orderedmq.rocketmq.wire.request import signed
 from orderedmq.rows.filters import Filter
 from tests.unit.rocketmq_peer import feed, pieces_into
 

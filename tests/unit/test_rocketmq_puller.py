@@ -26,7 +26,7 @@ from orderedmq.errors import DataLossError, OrderedMQError, ProtocolError, Rocke
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.messages import fetch
 from orderedmq.rocketmq.messages.fetch import IN_FLIGHT
-from orderedmq.rocketmq.messages.offset_search import find_first
+from orderedmq.rocketmq.messages.log import find_first
 from orderedmq.rocketmq.messages.puller import Puller
 from orderedmq.rocketmq.messages.topic_anchor import Anchor, is_same_topic, message_at, position_of
 from orderedmq.rocketmq.net import lane

@@ -25,14 +25,13 @@ from orderedmq.errors import (
     TopicError,
 )
 from orderedmq.model import MessageQueue
-from orderedmq.rocketmq.net.backoff import CONNECT, RETRY, Backoff
+from orderedmq.rocketmq.net.deadline import CONNECT, RETRY, Backoff
 from orderedmq.rocketmq.wire import admin_requests, group_requests, message_requests
-from orderedmq.rocketmq.wire.acl import signature, signed
 from orderedmq.rocketmq.wire.codes import RequestCode, ResponseCode
 from orderedmq.rocketmq.wire.frame import FrameDecoder, RemotingCommand, encode
 from orderedmq.rocketmq.wire.group_requests import TopicSubscription
 from orderedmq.rocketmq.wire.message_requests import PullStatus, SendResult, SendStatus
-from orderedmq.rocketmq.wire.request import Request
+from orderedmq.rocketmq.wire.request import Request, signature, signed
 from tests.unit.rocketmq_peer import feed
 
 QUEUE = MessageQueue("T", "a", 3)

@@ -7,7 +7,7 @@ import pytest
 
 from orderedmq.errors import TopicError
 from orderedmq.model import MessageQueue
-from orderedmq.ownership.machine_rooms import has_room, queues_in
+from orderedmq.ownership.allocate import has_room, queues_in
 from orderedmq.routing.selector import selector
 
 QUEUES = [MessageQueue("t", broker, number) for broker in ("a@one", "a@two", "b@one", "plain") for number in range(2)]

@@ -16,11 +16,10 @@ from orderedmq.errors import RocketMQError, RocketMQUnavailableError, TopicError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.append import message_type
 from orderedmq.rocketmq.codec.encode import Packing, SendBody
-from orderedmq.rocketmq.net.backoff import RETRY, Backoff
 from orderedmq.rocketmq.net.behind_proxy import HOLDS_BACK
 from orderedmq.rocketmq.net.client import Client, SendTrace
 from orderedmq.rocketmq.net.connection import Connection
-from orderedmq.rocketmq.net.deadline import Deadline
+from orderedmq.rocketmq.net.deadline import RETRY, Backoff, Deadline
 from orderedmq.rocketmq.wire import message_requests
 from orderedmq.rocketmq.wire.frame import RemotingCommand
 from orderedmq.rocketmq.wire.message_requests import PRODUCER_GROUP, SendResult

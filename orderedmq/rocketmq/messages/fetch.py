@@ -29,10 +29,9 @@ from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.messages.batch_trim import TAIL_LOSS
 from orderedmq.rocketmq.messages.pull_state import Answers, Known, PullLimits
 from orderedmq.rocketmq.messages.topic_anchor import first_message
-from orderedmq.rocketmq.net.backoff import RETRY
 from orderedmq.rocketmq.net.behind_proxy import answered_together
 from orderedmq.rocketmq.net.client import Client
-from orderedmq.rocketmq.net.deadline import Deadline
+from orderedmq.rocketmq.net.deadline import RETRY, Deadline
 from orderedmq.rocketmq.net.lane import Answer, Lane
 from orderedmq.rocketmq.wire import message_requests
 from orderedmq.rocketmq.wire.codes import MASTER_ID

@@ -36,15 +36,13 @@ from orderedmq.pulls import pulls
 from orderedmq.rocketmq.messages import filter_check
 from orderedmq.rocketmq.messages.batch_trim import TAIL_LOSS
 from orderedmq.rocketmq.messages.fetch import HOLE_PATIENCE
-from orderedmq.rocketmq.messages.offset_search import find_first
 from orderedmq.rocketmq.messages.puller import Puller
 from orderedmq.rocketmq.messages.sender import Sender, sent_in_part
 from orderedmq.rocketmq.messages.topic_anchor import find_anchor, is_same_topic, message_at, parse_anchor
 from orderedmq.rocketmq.net import access
-from orderedmq.rocketmq.net.backoff import RETRY
 from orderedmq.rocketmq.net.client import NAMESERVER_TIMEOUT, Client
 from orderedmq.rocketmq.net.connection import Pending
-from orderedmq.rocketmq.net.deadline import REQUEST_TIMEOUT, Deadline
+from orderedmq.rocketmq.net.deadline import REQUEST_TIMEOUT, RETRY, Deadline
 from orderedmq.rocketmq.net.fan_out import ask_queues, existing, holds
 from orderedmq.rocketmq.wire import message_requests, rights
 from orderedmq.rocketmq.wire.message_requests import PullResult
@@ -517,3 +515,34 @@ class RocketMQLog:
         except OrderedMQError as error:
             raise sent_in_part(error, stored, wanted) from None
         return added
+
+
+def find_first(late: Callable[[int], bool], low: int, high: int, hint: int) -> int:
+    """Return the first offset in [low, high) that is ``late``, or ``high`` if none is. Every offset after a late one must be late. Pure.
+
+    ``hint`` may be any offset. If it is the result, two calls of ``late`` are enough. A broker's answer to a search by time is
+    only a hint: before 5.1.1 it is the nearest message, which may be too early, and in any release it may be outside the bounds
+    (ConsumeQueue.getOffsetInQueueByTime).
+    """
+    at = min(max(hint, low), high)
+    step = 1
+    while at < high and not late(at):
+        low = at + 1
+        at = min(at + step, high)
+        step *= 2
+    high = at
+    step = 1
+    while high > low:
+        at = max(high - step, low)
+        if not late(at):
+            low = at + 1
+            break
+        high = at
+        step *= 2
+    while low < high:
+        at = (low + high) // 2
+        if late(at):
+            high = at
+        else:
+            low = at + 1
+    return low

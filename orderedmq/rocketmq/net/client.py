@@ -26,9 +26,8 @@ from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.codec.encode import Packing, SendBody
 from orderedmq.rocketmq.net import behind_proxy
 from orderedmq.rocketmq.net.account import Account
-from orderedmq.rocketmq.net.backoff import RETRY
 from orderedmq.rocketmq.net.connection import Connection, PushHandler
-from orderedmq.rocketmq.net.deadline import REQUEST_TIMEOUT, Deadline
+from orderedmq.rocketmq.net.deadline import REQUEST_TIMEOUT, RETRY, Deadline
 from orderedmq.rocketmq.net.endpoints import Endpoints
 from orderedmq.rocketmq.net.lane import Lane
 from orderedmq.rocketmq.net.transport import ssl_context

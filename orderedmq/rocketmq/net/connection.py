@@ -21,10 +21,9 @@ from orderedmq.errors import OrderedMQError, RocketMQError, RocketMQUnavailableE
 from orderedmq.rocketmq.net.account import NO_ACCOUNT, Account
 from orderedmq.rocketmq.net.deadline import Deadline, seconds_to
 from orderedmq.rocketmq.net.transport import Transport, WriteTimeout, connect
-from orderedmq.rocketmq.wire.acl import signed
 from orderedmq.rocketmq.wire.frame import Bytes, FrameDecoder, RemotingCommand, encode_parts
 from orderedmq.rocketmq.wire.namespaces import NO_NAMESPACES, Namespaces
-from orderedmq.rocketmq.wire.request import Request, answer_to
+from orderedmq.rocketmq.wire.request import Request, answer_to, signed
 from orderedmq.rocketmq.wire.stream import SILENCE, Stream
 
 T = TypeVar("T")

@@ -17,9 +17,8 @@ from typing import Final, NoReturn, TypeVar
 from orderedmq.conditions import RocketMQCondition, UnavailableCondition
 from orderedmq.errors import OrderedMQError, RocketMQError, RocketMQUnavailableError, stays_here
 from orderedmq.rocketmq.net.account import NO_ACCOUNT, Account
-from orderedmq.rocketmq.net.backoff import CONNECT
 from orderedmq.rocketmq.net.connection import Connection, PushHandler
-from orderedmq.rocketmq.net.deadline import seconds_to
+from orderedmq.rocketmq.net.deadline import CONNECT, seconds_to
 from orderedmq.rocketmq.net.lane import Lane
 from orderedmq.rocketmq.wire.namespaces import NO_NAMESPACES, Namespaces
 

@@ -22,7 +22,7 @@ from typing import Final, NamedTuple, Protocol
 from orderedmq.conditions import SinkCondition
 from orderedmq.errors import RocketMQUnavailableError, SinkError
 from orderedmq.model import MessageQueue
-from orderedmq.rocketmq.net.backoff import Backoff
+from orderedmq.rocketmq.net.deadline import Backoff
 from orderedmq.rocketmq.sink.batch_queues import BatchQueues, Record, queues_away, recorded
 from orderedmq.rocketmq.wire.route import Route
 

@@ -38,11 +38,10 @@ from orderedmq.rocketmq.codec.row_decoder import Unreadable
 from orderedmq.rocketmq.codec.stored_message import record_offsets
 from orderedmq.rocketmq.messages.log import RocketMQLog
 from orderedmq.rocketmq.net import access
-from orderedmq.rocketmq.net.backoff import Backoff
 from orderedmq.rocketmq.net.behind_proxy import HOLDS_BACK
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.connection import Connection
-from orderedmq.rocketmq.net.deadline import Deadline
+from orderedmq.rocketmq.net.deadline import Backoff, Deadline
 from orderedmq.rocketmq.net.fan_out import ask_queues
 from orderedmq.rocketmq.sink.agreement import Agreement
 from orderedmq.rocketmq.sink.bookmarks import TIMEOUT, Bookmarks, Numbers, WriterEntry

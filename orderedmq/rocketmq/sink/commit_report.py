@@ -15,8 +15,7 @@ from orderedmq.broker import Receipt, SinkBatch
 from orderedmq.conditions import SinkCondition
 from orderedmq.errors import SinkError
 from orderedmq.model import MessageQueue, OffsetRange
-from orderedmq.ownership.micro_batch import KEPT_BATCHES
-from orderedmq.ownership.sink_batches import is_repeat
+from orderedmq.ownership.micro_batch import KEPT_BATCHES, is_repeat
 from orderedmq.rocketmq.codec.gather import Int64s
 from orderedmq.rocketmq.sink.commit_history import Committed
 

@@ -24,8 +24,7 @@ from orderedmq.broker import Published, Receipt, SinkBatch
 from orderedmq.errors import OrderedMQError, RocketMQUnavailableError, TopicError
 from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.ownership.lock import LockToken
-from orderedmq.ownership.micro_batch import SourceRun
-from orderedmq.ownership.sink_batches import require_same
+from orderedmq.ownership.micro_batch import SourceRun, require_same
 from orderedmq.rocketmq.group import lock_rules
 from orderedmq.rocketmq.messages.log import RocketMQLog
 from orderedmq.rocketmq.net.client import Client

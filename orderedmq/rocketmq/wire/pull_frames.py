@@ -18,12 +18,11 @@ from typing import Final, TypeAlias
 from orderedmq.endpoint import Credentials
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.wire import message_requests
-from orderedmq.rocketmq.wire.acl import SIGNATURE, signed
 from orderedmq.rocketmq.wire.codes import ResponseCode
 from orderedmq.rocketmq.wire.frame import MAX_RECEIVED_FRAME, FrameDecoder, RemotingCommand, encode
 from orderedmq.rocketmq.wire.message_requests import PullResult, PullStatus
 from orderedmq.rocketmq.wire.namespaces import NO_NAMESPACES, Namespaces
-from orderedmq.rocketmq.wire.request import Request
+from orderedmq.rocketmq.wire.request import SIGNATURE, Request, signed
 from orderedmq.rows.filters import Filter
 
 #: The size in bytes of the buffer for received answers. It holds about 250 answers of 32 small messages.

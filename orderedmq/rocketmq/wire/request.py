@@ -1,16 +1,21 @@
-"""Requests with the parsers of their answers, and the errors for response codes. Pure.
+"""Requests with their signatures and the parsers of their answers, and the errors for response codes. Pure.
 
-No other module maps response codes to errors. Source: ResponseCode, RemotingSysResponseCode.
+No other module maps response codes to errors. Source: ResponseCode, RemotingSysResponseCode. ACL 1.0 and 2.0 use the same signature.
+Source: AclClientRPCHook, AclUtils.combineRequestContent, AclSigner.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import hmac
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
 from orderedmq.conditions import GroupCondition, ProtocolCondition, RocketMQCondition, TopicCondition, UnavailableCondition
+from orderedmq.endpoint import Credentials
 from orderedmq.errors import (
     GroupError,
     OrderedMQError,
@@ -24,6 +29,10 @@ from orderedmq.rocketmq.wire.codes import FLAG_RESPONSE, RequestCode, ResponseCo
 from orderedmq.rocketmq.wire.frame import Bytes, RemotingCommand
 
 T = TypeVar("T")
+
+ACCESS_KEY: Final = "AccessKey"
+SECURITY_TOKEN: Final = "SecurityToken"
+SIGNATURE: Final = "Signature"
 
 _NUMBER = re.compile(r"-?[0-9]{1,19}", re.ASCII)
 _INT64 = range(-(2**63), 2**63)
@@ -212,3 +221,23 @@ def refusal(request: Request[T], response: RemotingCommand, server: str) -> Orde
             return RocketMQUnavailableError(away[0], f"{said}. The Proxy cannot reach that server")
         case _:
             return RocketMQError(RocketMQCondition.SERVER_ERROR, said)
+
+
+def signature(data: bytes, secret_key: str) -> str:
+    """Return the HMAC-SHA1 of ``data`` in base64."""
+    return base64.b64encode(hmac.digest(secret_key.encode(), data, hashlib.sha1)).decode()
+
+
+def signed(ext: Mapping[str, str], body: Bytes, credentials: Credentials) -> dict[str, str]:
+    """Return a request's fields, extended by the account and by a signature over all fields and the body.
+
+    The signature does not cover code, opaque, flag and version. Adding a field afterwards invalidates it.
+    """
+    fields = {**ext, ACCESS_KEY: credentials.access_key}
+    if credentials.security_token is not None:
+        fields[SECURITY_TOKEN] = credentials.security_token
+    fields.pop(SIGNATURE, None)
+    # Java's TreeMap sorts by UTF-16 units. Field names are ASCII, so code points have the same order.
+    values = "".join(fields[name] for name in sorted(fields)).encode()
+    fields[SIGNATURE] = signature(b"".join((values, body)), credentials.secret_key)
+    return fields
