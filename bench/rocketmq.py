@@ -30,11 +30,10 @@ from bench.rocketmq_rig import QUEUES, RAISED, WARM_ROWS, Rig, fill, proxy_befor
 from bench.throughput import COLUMNS, KEYED
 from ordered_source.columns import full_schema
 from ordered_source.stream_reader import StreamReader
-from orderedmq.broker import Broker, Log
+from orderedmq.broker import Broker, Log, PullSettings
 from orderedmq.endpoint import Endpoint
 from orderedmq.model import DEFAULT_COLUMNS, MessageQueue
 from orderedmq.rocketmq.net.client import Client
-from orderedmq.rows.pull_settings import PullSettings
 
 MANY: Final = 64
 #: Number of micro-batches of a query that writes.

@@ -190,7 +190,7 @@ def families() -> list[tuple[str, str, list[Condition]]]:
 
 
 def _classes() -> dict[str, type[OrderedMQError]]:
-    for module in ("orderedmq.demo.play", "orderedmq.testing.problems"):
+    for module in ("orderedmq.demo.play", "orderedmq.testing.queries"):
         import_module(module)  # defines a class of errors
     found: dict[str, type[OrderedMQError]] = {}
     waiting = [OrderedMQError]

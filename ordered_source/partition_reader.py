@@ -16,7 +16,7 @@ from pyspark.sql.datasource import InputPartition
 from ordered_source import data_loss
 from ordered_source.columns import LOCK_TOKEN, TICKET, TICKET_TYPE, conform
 from ordered_source.read_context import LotPlan, ReadContext
-from orderedmq.broker import Broker, Log
+from orderedmq.broker import DEFAULT_PULL, Broker, Log, PullSettings
 from orderedmq.conditions import DataLossCondition, TopicCondition
 from orderedmq.connections import kept
 from orderedmq.endpoint import Endpoint
@@ -27,7 +27,6 @@ from orderedmq.ownership.micro_batch import run_of
 from orderedmq.parking.lot import RESTORE_COLUMNS, Lot, restore
 from orderedmq.pulls import pulls
 from orderedmq.rows.filters import Filter
-from orderedmq.rows.pull_settings import DEFAULT_PULL, PullSettings
 
 log = logging.getLogger("orderedmq")
 

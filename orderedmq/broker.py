@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 from orderedmq.capabilities import Capabilities
 from orderedmq.model import DEFAULT_COMPRESSION, MessageQueue, OffsetRange
@@ -25,7 +25,30 @@ if TYPE_CHECKING:
     from orderedmq.ownership.membership import Member, Subscription
     from orderedmq.parking.rules import AtSeek, Order, Put
     from orderedmq.rows.filters import Filter
-    from orderedmq.rows.pull_settings import PullSettings
+
+#: Maximum messages of a queue that are pulled but not yet handed over. Java's ``pullThresholdForQueue`` is 1,000, but a task that reads a
+#: closed range needs more messages than a listener, because a pull returns at most 32 messages.
+MAX_MESSAGES: Final = 65_536
+#: Maximum bytes of a queue that are pulled but not yet handed over (Java: ``pullThresholdSizeForQueue``, 100 MiB).
+MAX_BYTES: Final = 100 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class PullSettings:
+    """How a reader pulls.
+
+    ``group``: the group under whose name to read if the account may not read as TOOLS_CONSUMER, None if there is no such group.
+    ``max_messages``, ``max_bytes``: limits per queue for messages that are pulled but not yet handed over (pullThresholdForQueue,
+    pullThresholdSizeForQueue). ``verify_body_crc``: whether to verify the checksum that a broker stored with each body.
+    """
+
+    group: str | None = None
+    max_messages: int = MAX_MESSAGES
+    max_bytes: int = MAX_BYTES
+    verify_body_crc: bool = False
+
+
+DEFAULT_PULL = PullSettings()
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from pyspark.sql.types import StructType
 
 from ordered_source.columns import LOCK_TOKEN
 from ordered_source.read_context import ReadContext, TaskLock
-from orderedmq.broker import Broker
+from orderedmq.broker import Broker, PullSettings
 from orderedmq.concise import concise
 from orderedmq.conditions import OptionCondition, SchemaCondition
 from orderedmq.endpoint import Credentials, TlsOptions
@@ -25,7 +25,6 @@ from orderedmq.model import MAX_PROPERTIES_BYTES, PRODUCER_SCHEMA, MessageQueue
 from orderedmq.ownership.lock import LockToken
 from orderedmq.pulls import pulls_at
 from orderedmq.rows.dead_letters import dead_letter_properties, left_out
-from orderedmq.rows.pull_settings import PullSettings
 
 log = logging.getLogger("orderedmq")
 

@@ -10,7 +10,6 @@ import typer
 
 from orderedmq.broker import LockInfo, MemberInfo
 from orderedmq.cli import completion, queue_names
-from orderedmq.cli.owners import owner_columns
 from orderedmq.cli.queue_names import queue_fields
 from orderedmq.cli.shell import Column, Shell, command, commands
 from orderedmq.errors import GroupError
@@ -320,3 +319,8 @@ def delete(
         {"group": group, "deleted": len(known), "offsets": offsets_to_json(known)},
         f"deleted group {group} with the offsets of {len(known)} queues",
     )
+
+
+def owner_columns(short: Mapping[str, str]) -> tuple[Column, ...]:
+    """Return the columns for a queue's owner. ``short``: short names of owners."""
+    return (Column("owner", "owner", short.__getitem__, cut=True), Column("alive", "alive", yes_no))

@@ -7,8 +7,7 @@ from typing import Annotated
 import typer
 
 from orderedmq.cli import completion, queue_names
-from orderedmq.cli.groups import Group, owner_fields
-from orderedmq.cli.owners import owner_columns
+from orderedmq.cli.groups import Group, owner_columns, owner_fields
 from orderedmq.cli.queue_names import queue_fields
 from orderedmq.cli.shell import Column, Shell, command, commands
 from orderedmq.model import check_group

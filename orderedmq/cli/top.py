@@ -14,8 +14,7 @@ import typer
 
 from orderedmq.broker import Broker
 from orderedmq.cli import completion, queue_names
-from orderedmq.cli.groups import OFFSET_COLUMNS, parked_columns, queue_row
-from orderedmq.cli.owners import owner_columns
+from orderedmq.cli.groups import OFFSET_COLUMNS, owner_columns, parked_columns, queue_row
 from orderedmq.cli.shell import Column, Shell, command, console, table
 from orderedmq.conditions import OptionCondition
 from orderedmq.errors import GroupError, OptionError

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from orderedmq.broker import QueueBounds, Receipt, TopicInfo
+from orderedmq.broker import PullSettings, QueueBounds, Receipt, TopicInfo
 from orderedmq.conditions import OptionCondition
 from orderedmq.embedded import chunk_codec as codec
 from orderedmq.embedded import garbage, index, payloads, topics
@@ -28,7 +28,6 @@ from orderedmq.model import MessageQueue, OffsetRange, select_schema
 from orderedmq.pulls import bounded
 from orderedmq.routing.selector import require_targets
 from orderedmq.rows.filters import Filter
-from orderedmq.rows.pull_settings import PullSettings
 from orderedmq.schema import concat_batches
 from orderedmq.text import valid_rows
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, Self
 
+from orderedmq.broker import DEFAULT_PULL, PullSettings
 from orderedmq.conditions import OptionCondition
 from orderedmq.endpoint import Endpoint
 from orderedmq.errors import OptionError
@@ -41,7 +42,6 @@ from orderedmq.ownership.allocate import Allocation
 from orderedmq.parking.rules import origin, read_as_a_stream
 from orderedmq.rows.dead_letters import dead_letter_topic
 from orderedmq.rows.filters import Filter
-from orderedmq.rows.pull_settings import DEFAULT_PULL, PullSettings
 
 #: Seconds to wait for locks that another client holds. In a cluster, a killed owner's locks remain for up to 60 s.
 LOCK_TIMEOUT: Final = 10.0

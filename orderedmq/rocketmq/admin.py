@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
-from orderedmq.broker import Keep, LockInfo, MemberInfo, QueueInfo, TopicInfo
+from orderedmq.broker import Keep, LockInfo, MemberInfo, PullSettings, QueueInfo, TopicInfo
 from orderedmq.conditions import LockCondition, OptionCondition, TopicCondition, UnavailableCondition
 from orderedmq.errors import (
     GroupError,
@@ -71,7 +71,6 @@ from orderedmq.rocketmq.wire import admin_requests, group_requests
 from orderedmq.rocketmq.wire.admin_requests import NORMAL
 from orderedmq.rocketmq.wire.message_requests import broker_config, version_of
 from orderedmq.rocketmq.wire.route import SYSTEM_GROUP_PREFIX
-from orderedmq.rows.pull_settings import PullSettings
 
 #: The servers' own groups without `SYSTEM_GROUP_PREFIX`. They are not listed (MixAll.isSysConsumerGroupPullMessage).
 _SYSTEM_GROUPS: Final = frozenset(

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from orderedmq.testing.failures import FailedOnce
-    from orderedmq.testing.problems import QueryTestError
+    from orderedmq.testing.queries import QueryTestError
     from orderedmq.testing.store import TemporaryStore
 
 __all__ = ["FailedOnce", "QueryTestError", "TemporaryStore"]
 
 _HOMES = {
     "FailedOnce": "orderedmq.testing.failures",
-    "QueryTestError": "orderedmq.testing.problems",
+    "QueryTestError": "orderedmq.testing.queries",
     "TemporaryStore": "orderedmq.testing.store",
 }
 

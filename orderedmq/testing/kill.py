@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from orderedmq.conditions import QueryTestCondition
-from orderedmq.testing.problems import QueryTestError
-from orderedmq.testing.queries import batches_in
+from orderedmq.testing.queries import QueryTestError, batches_in
 from orderedmq.testing.session import modules_for_workers
 
 #: The point of a micro-batch at which a query is killed: its offsets are logged (planned), a task has ended (task), or all rows are

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from orderedmq.conditions import QueryTestCondition
+from orderedmq.errors import ErrorOf
 from orderedmq.testing.failures import name_of
-from orderedmq.testing.problems import QueryTestError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -21,6 +21,13 @@ if TYPE_CHECKING:
 _REMEDY = (
     "Return the writer that df.writeStream makes, with its format and options, and leave trigger() and start() to the test"
 )
+
+
+class QueryTestError(ErrorOf[QueryTestCondition]):
+    """A query cannot be run or killed in the way that the test requires."""
+
+    family: ClassVar[str] = "ORDEREDMQ_TESTING"
+    conditions = QueryTestCondition
 
 
 def is_writer(query: object) -> bool:

@@ -17,7 +17,7 @@ from orderedmq.spark_release import has_work_left
 from orderedmq.testing import comparison, failures, kill, queries, session
 from orderedmq.testing.comparison import Given
 from orderedmq.testing.kill import After
-from orderedmq.testing.problems import QueryTestError
+from orderedmq.testing.queries import QueryTestError
 from orderedmq.testing.rows import Row, batches
 from orderedmq.text import text_of
 from orderedmq.tools.audit import require_duckdb

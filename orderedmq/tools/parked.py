@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from orderedmq.broker import Broker
+from orderedmq.broker import Broker, PullSettings
 from orderedmq.conditions import GroupCondition, OptionCondition, TopicCondition
 from orderedmq.errors import DataLossError, GroupError, OptionError, TopicError
 from orderedmq.model import PARKED_ORDER, MessageQueue
@@ -19,7 +19,6 @@ from orderedmq.parking import reading
 from orderedmq.parking.lot import LOT_COLUMNS, Lot, lane_key
 from orderedmq.parking.rules import BEHIND, DROPPED, HELD, Order, OrderAction, Ticket, leader_of, origin, parked_queue
 from orderedmq.pulls import pulls
-from orderedmq.rows.pull_settings import PullSettings
 
 State = Literal["waiting", "held", "dropped"]
 

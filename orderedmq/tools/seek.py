@@ -10,14 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from orderedmq.broker import Broker, Log
+from orderedmq.broker import Broker, Log, PullSettings
 from orderedmq.conditions import OffsetCondition, OptionCondition
 from orderedmq.errors import GroupError, OffsetError, OptionError, no_such_offset, no_such_queue
 from orderedmq.model import LAST_MS, MessageQueue, check_group
 from orderedmq.options.offsets_json import EARLIEST, LATEST, OFFSETS_EXAMPLE, parse_offsets_json
 from orderedmq.options.values import invalid, parse_timestamp, shown
 from orderedmq.parking.rules import AtSeek, copy_with_parked, is_parking_lot, leader_of, origin, seek_with_parked
-from orderedmq.rows.pull_settings import PullSettings
 from orderedmq.tools.group_state import own_offsets
 from orderedmq.tools.parked import LotReader
 

@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from orderedmq.broker import Broker
+from orderedmq.broker import Broker, PullSettings
 from orderedmq.errors import RocketMQError
 from orderedmq.model import MessageQueue
-from orderedmq.rows.pull_settings import PullSettings
 from orderedmq.tools.group_state import GroupQueue
 
 #: Maximum number of messages that one call of `look` requests.

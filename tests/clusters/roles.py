@@ -15,7 +15,7 @@ from ordered_source.listener.settled import Settled
 from ordered_source.plan import planned_schema
 from ordered_source.read_context import LotPlan
 from ordered_source.stream_reader import StreamReader
-from orderedmq.broker import SinkBatch
+from orderedmq.broker import PullSettings, SinkBatch
 from orderedmq.cli import app
 from orderedmq.endpoint import Credentials
 from orderedmq.ownership.lock import LockToken
@@ -23,7 +23,6 @@ from orderedmq.ownership.membership import Subscription
 from orderedmq.parking.rules import BEHIND, HELD, Put, Ticket, companion, parked_topic
 from orderedmq.rocketmq.broker import RocketMQBroker
 from orderedmq.rocketmq.local.servers import Cluster
-from orderedmq.rows.pull_settings import PullSettings
 from orderedmq.schema import concat_batches
 from tests.contract.support import locked
 from tests.stopped_readers import stopped

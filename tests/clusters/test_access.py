@@ -24,6 +24,7 @@ from pyspark.sql.types import StructType
 
 from ordered_sink.commit import BatchWriter
 from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus, OrderPerQueue, consume_orderly
+from orderedmq.broker import PullSettings
 from orderedmq.endpoint import Credentials
 from orderedmq.errors import RocketMQError
 from orderedmq.model import MessageQueue
@@ -40,7 +41,6 @@ from orderedmq.rocketmq.wire import group_requests as groups
 from orderedmq.rocketmq.wire import message_requests
 from orderedmq.rocketmq.wire.request import Request
 from orderedmq.rows.filters import Filter
-from orderedmq.rows.pull_settings import PullSettings
 from tests.clusters import roles
 from tests.clusters.accounts import ADMIN, BEHIND_PROXY, PLAIN_ACL, PROPERTIES, Accounts, Right, rights
 from tests.clusters.roles import Place, Through

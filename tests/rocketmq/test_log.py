@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 import orderedmq
-from orderedmq.broker import Broker, Log, QueueBounds
+from orderedmq.broker import Broker, Log, PullSettings, QueueBounds
 from orderedmq.errors import DataLossError, OptionError, ProtocolError, RocketMQError, TopicError
 from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.rocketmq.append.broker_port import BrokerPort, Timing
@@ -30,7 +30,6 @@ from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.wire import admin_requests, message_requests
 from orderedmq.rocketmq.wire.codes import RequestCode
 from orderedmq.rocketmq.wire.frame import FrameDecoder, RemotingCommand
-from orderedmq.rows.pull_settings import PullSettings
 from orderedmq.tools.producer import Producer
 from tests.contract.support import rows
 from tests.rocketmq.group_world import World

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from ordered_source import group_session, stream_reader, topic_watch
 from ordered_source.renewal import Renewal
-from orderedmq.broker import QueueBounds, TopicInfo
+from orderedmq.broker import PullSettings, QueueBounds, TopicInfo
 from orderedmq.capabilities import EMBEDDED
 from orderedmq.conditions import StoreCondition
 from orderedmq.errors import StoreError, aged_out
@@ -22,7 +22,6 @@ from orderedmq.model import MessageQueue, is_parked
 from orderedmq.ownership.lock import ClientIdentity, LockToken, Refusal
 from orderedmq.ownership.membership import Member, Subscription
 from orderedmq.parking.rules import leader_of
-from orderedmq.rows.pull_settings import PullSettings
 from tests.sim.world import GROUP, TICK, World
 
 #: The possible faults of a call. A repeated entry makes a fault more frequent. A late call takes effect after its caller gave up.

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 import orderedmq
 from orderedmq.cli import app
-from orderedmq.cli.owners import owner_columns
+from orderedmq.cli.groups import owner_columns
 from orderedmq.cli.shell import Column, table
 from orderedmq.errors import OptionError
 from orderedmq.model import OffsetRange

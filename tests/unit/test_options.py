@@ -20,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.datasource import CaseInsensitiveDict
 
+from orderedmq.broker import PullSettings
 from orderedmq.endpoint import Endpoint
 from orderedmq.errors import OptionError, OrderedMQError
 from orderedmq.model import MAX_QUEUES, MessageQueue
@@ -30,7 +31,6 @@ from orderedmq.options.source import EndingOffsets, SourceOptions, StartingOffse
 from orderedmq.options.values import integer, parse_bool, parse_duration, parse_path, parse_size, parse_timestamp
 from orderedmq.ownership.allocate import Allocation
 from orderedmq.rows.filters import Filter
-from orderedmq.rows.pull_settings import PullSettings
 
 STREAM = {"path": "/data/omq", "topic": "orders", "consumerGroup": "billing"}
 BATCH = {"path": "/data/omq", "topic": "orders"}

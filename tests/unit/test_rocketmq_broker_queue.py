@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from orderedmq.broker import PullSettings
 from orderedmq.conditions import UnavailableCondition
 from orderedmq.errors import LockError, RocketMQUnavailableError, SinkError, aged_out
 from orderedmq.model import MessageQueue
@@ -20,7 +21,6 @@ from orderedmq.rocketmq.sink.queue_writer import QueueWriter, Start
 from orderedmq.rocketmq.wire import registers
 from orderedmq.rocketmq.wire.codes import RequestCode
 from orderedmq.rocketmq.wire.request import Request
-from orderedmq.rows.pull_settings import PullSettings
 from tests.unit.rocketmq_memory import FakeBroker, FakePending, FakeTime
 from tests.unit.rocketmq_sink_queue import Queue, Stored, rows_of
 

@@ -21,6 +21,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orderedmq.broker import PullSettings
 from orderedmq.conditions import RocketMQCondition, TopicCondition, UnavailableCondition
 from orderedmq.errors import DataLossError, OrderedMQError, ProtocolError, RocketMQError, RocketMQUnavailableError, TopicError
 from orderedmq.model import MessageQueue
@@ -37,7 +38,6 @@ from orderedmq.rocketmq.wire.namespaces import NO_NAMESPACES, Namespaces
 from orderedmq.rocketmq.wire.pull_frames import PullTemplate
 from orderedmq.rocketmq.wire.request import Request
 from orderedmq.rows.filters import Filter
-from orderedmq.rows.pull_settings import PullSettings
 from tests.stored_messages import V2, Stored, compress
 
 QUEUE = MessageQueue("orders", "broker-a", 3)

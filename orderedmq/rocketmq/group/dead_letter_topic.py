@@ -22,6 +22,7 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from orderedmq.broker import PullSettings
 from orderedmq.conditions import RocketMQCondition
 from orderedmq.errors import GroupError, OrderedMQError, RocketMQError
 from orderedmq.model import (
@@ -45,7 +46,6 @@ from orderedmq.rocketmq.wire.message_requests import SendResult
 from orderedmq.rocketmq.wire.request import Request
 from orderedmq.rows.dead_letters import ORIGIN_OFFSET, REAL_QUEUE, REAL_TOPIC, dead_letter_id
 from orderedmq.rows.message_rows import normalise
-from orderedmq.rows.pull_settings import PullSettings
 
 #: Number of letters at the topic's end that are searched for a repeated letter.
 LOOK_BACK: Final = 32 * 1024

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from orderedmq.broker import PullSettings
 from orderedmq.errors import GroupError, RocketMQError, TopicError
 from orderedmq.model import MessageQueue
 from orderedmq.parking.lot import Lot
@@ -15,7 +16,6 @@ from orderedmq.rocketmq.messages.log import RocketMQLog
 from orderedmq.rocketmq.messages.topic_changes import delete_topic
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.deadline import REQUEST_TIMEOUT, Deadline
-from orderedmq.rows.pull_settings import PullSettings
 
 
 class LotTopics:

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from orderedmq.broker import QueueBounds
+from orderedmq.broker import PullSettings, QueueBounds
 from orderedmq.conditions import MessageCondition, RocketMQCondition, TopicCondition
 from orderedmq.errors import (
     MessageError,
@@ -48,7 +48,6 @@ from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.deadline import Deadline
 from orderedmq.rocketmq.wire import admin_requests, rights
 from orderedmq.rows.dead_letters import clip
-from orderedmq.rows.pull_settings import PullSettings
 from orderedmq.schema import concat_batches
 
 #: Seconds for creating lots at other brokers. These brokers may be away, and their lots are not needed now.

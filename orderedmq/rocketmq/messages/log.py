@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from orderedmq.broker import QueueBounds, TopicInfo
+from orderedmq.broker import DEFAULT_PULL, PullSettings, QueueBounds, TopicInfo
 from orderedmq.conditions import DataLossCondition, RocketMQCondition, TopicCondition, UnavailableCondition
 from orderedmq.errors import (
     DataLossError,
@@ -51,7 +51,6 @@ from orderedmq.rocketmq.wire.rights import TOOLS_GROUP
 from orderedmq.rocketmq.wire.route import BrokerData, Route, user_topics
 from orderedmq.routing.selector import require_targets
 from orderedmq.rows.filters import Filter
-from orderedmq.rows.pull_settings import DEFAULT_PULL, PullSettings
 
 T = TypeVar("T")
 

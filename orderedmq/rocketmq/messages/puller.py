@@ -16,6 +16,7 @@ from typing import Final, TypeVar
 
 import pyarrow as pa
 
+from orderedmq.broker import DEFAULT_PULL, PullSettings
 from orderedmq.conditions import DataLossCondition, RocketMQCondition
 from orderedmq.errors import DataLossError, OrderedMQError, RocketMQError
 from orderedmq.malformed_text import MalformedText
@@ -29,7 +30,6 @@ from orderedmq.rocketmq.messages.pull_state import Answers, Known, PullLimits
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.wire.rights import TOOLS_GROUP
 from orderedmq.rows.filters import Filter
-from orderedmq.rows.pull_settings import DEFAULT_PULL, PullSettings
 from orderedmq.schema import concat_batches
 
 T = TypeVar("T")

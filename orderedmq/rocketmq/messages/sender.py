@@ -6,7 +6,10 @@ several requests in flight, so a failure can change the order.
 
 from __future__ import annotations
 
+import os
+import secrets
 import threading
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, TypeVar
@@ -18,10 +21,10 @@ from orderedmq.conditions import UnavailableCondition
 from orderedmq.errors import OrderedMQError, RocketMQUnavailableError
 from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.rocketmq.append.broker_port import BrokerPort, Timing
-from orderedmq.rocketmq.append.fresh_keys import FreshKeys
 from orderedmq.rocketmq.append.message_type import packing_for
 from orderedmq.rocketmq.append.once import Appender
 from orderedmq.rocketmq.codec.encode import SendBody, encode
+from orderedmq.rocketmq.codec.message_id import UniqueKeys
 from orderedmq.rocketmq.messages.puller import Puller
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rows.message_rows import normalise
@@ -30,6 +33,20 @@ _LOOK_MESSAGES: Final = 16384
 _LOOK_BYTES: Final = 64 * 1024 * 1024
 
 E = TypeVar("E", bound=OrderedMQError)
+
+
+class FreshKeys:
+    """Makes UNIQ_KEYs that no other producer makes. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        # Random bytes instead of an IP address, because a host has several addresses and containers share them.
+        self._keys = UniqueKeys(secrets.token_bytes(4), os.getpid(), secrets.randbits(32))
+
+    def take(self, count: int) -> pa.Array:
+        """Return ``count`` new keys, as strings."""
+        with self._lock:
+            return self._keys.take(count, time.time_ns() // 1_000_000)
 
 
 class Sender:

@@ -22,10 +22,10 @@ from orderedmq.conditions import OptionCondition
 from orderedmq.errors import OptionError, OrderedMQError, TopicError
 from orderedmq.model import MessageQueue, missing_topic
 from orderedmq.rocketmq.append.broker_port import send_request
-from orderedmq.rocketmq.append.fresh_keys import FreshKeys
 from orderedmq.rocketmq.codec import message_trace
 from orderedmq.rocketmq.codec.encode import SendBody, encode
 from orderedmq.rocketmq.codec.message_trace import Sent, Trace
+from orderedmq.rocketmq.messages.sender import FreshKeys
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.deadline import REQUEST_TIMEOUT, Deadline
 from orderedmq.rocketmq.wire.message_requests import SendResult, SendStatus

@@ -28,6 +28,7 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
+from orderedmq.broker import PullSettings
 from orderedmq.conditions import LockCondition, SinkCondition, UnavailableCondition
 from orderedmq.errors import DataLossError, LockError, OrderedMQError, RocketMQUnavailableError, SinkError
 from orderedmq.model import MessageQueue
@@ -52,7 +53,6 @@ from orderedmq.rocketmq.sink.queue_writer import Start
 from orderedmq.rocketmq.wire import message_requests, rights
 from orderedmq.rocketmq.wire.group_requests import lock, unlock
 from orderedmq.rocketmq.wire.message_requests import PullResult, PullStatus
-from orderedmq.rows.pull_settings import PullSettings
 
 #: The producer group of all sends. It is not used for anything else.
 SINK_PRODUCER_GROUP: Final = "OMQ_SINK"

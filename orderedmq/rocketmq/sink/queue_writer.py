@@ -15,9 +15,9 @@ import pyarrow as pa
 from orderedmq.conditions import RocketMQCondition
 from orderedmq.errors import OrderedMQError, RocketMQError
 from orderedmq.model import MessageQueue
-from orderedmq.rocketmq.append.fresh_keys import FreshKeys
 from orderedmq.rocketmq.append.once import Appender, AppendWait, Port
 from orderedmq.rocketmq.codec.encode import Packing, SendBody, encode
+from orderedmq.rocketmq.messages.sender import FreshKeys
 from orderedmq.rocketmq.sink.commit_report import QueueReport, pack
 from orderedmq.rocketmq.sink.lookback import Ledger, Lookback
 from orderedmq.rocketmq.sink.message_stamp import Writer, find_messages
