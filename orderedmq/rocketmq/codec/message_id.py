@@ -16,6 +16,8 @@ import pyarrow as pa
 _OFFSET: Final = struct.Struct(">q")
 _COUNTER_BITS: Final = 16
 _NUMBER_DIGITS: Final = 12
+#: Up to this many keys are made one by one, because numpy takes as long for one key as for thousands.
+_FEW: Final = 16
 
 
 def offset_message_id(store_host: bytes, physical_offset: int) -> str:
@@ -45,7 +47,8 @@ class UniqueKeys:
         if len(host) not in (4, 16):
             raise ValueError(f"an address has 4 or 16 bytes, not {len(host)}")
         prefix = host + struct.pack(">HI", pid & 0xFFFF, salt & 0xFFFFFFFF)
-        self._prefix = np.frombuffer(prefix.hex().upper().encode(), dtype=np.uint8)
+        self._text = prefix.hex().upper()
+        self._prefix = np.frombuffer(self._text.encode(), dtype=np.uint8)
         self._month = 0
         self._next = 0
 
@@ -56,6 +59,8 @@ class UniqueKeys:
             self._month, self._next = month, 0
         first = max(self._next, (now_ms - self._month) << _COUNTER_BITS)
         self._next = first + count
+        if count <= _FEW:
+            return pa.array([f"{self._text}{number:0{_NUMBER_DIGITS}X}" for number in range(first, first + count)], pa.string())
         digits = np.empty((count, len(self._prefix) + _NUMBER_DIGITS), dtype=np.uint8)
         digits[:, : len(self._prefix)] = self._prefix
         numbers = np.arange(first, first + count, dtype=">u8").view(np.uint8).reshape(count, 8)

@@ -7,7 +7,8 @@ import json
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,8 +21,7 @@ from orderedmq.rocketmq.codec.gather import Int64s
 from orderedmq.rocketmq.sink.commit_history import Committed
 
 
-@dataclass(frozen=True)
-class QueueReport:
+class QueueReport(NamedTuple):
     """The report of one attempt on one queue.
 
     - ``begin``, ``end``: the smallest range [begin, end) with all of the attempt's messages; empty if it has none.
@@ -64,15 +64,15 @@ class Token:
     run: str = ""
 
     def text(self) -> str:
-        return json.dumps(asdict(self), separators=(",", ":"))
+        return json.dumps([self.sink, self.batch, self.partition, self.reports, self.run], separators=(",", ":"))
 
 
 def parse_token(batch: SinkBatch, receipt: Receipt) -> Token:
     """Read a receipt's token. Raises SinkError TOKEN_GONE for a receipt of another batch."""
     try:
-        fields = json.loads(receipt.token)
-        reports = tuple(QueueReport(**{**report, "queue": MessageQueue(*report["queue"])}) for report in fields.pop("reports"))
-        token = Token(**fields, reports=reports)
+        sink, number, partition, fields, run = json.loads(receipt.token)
+        reports = tuple(QueueReport(MessageQueue(*queue), *numbers) for queue, *numbers in fields)
+        token = Token(sink, number, partition, reports, run)
     except (ValueError, TypeError, KeyError) as error:
         raise SinkError(
             SinkCondition.TOKEN_GONE, f"the receipt of partition {receipt.partition} is not from a RocketMQ sink: {error}"
