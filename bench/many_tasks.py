@@ -22,6 +22,7 @@ from bench.measure import Bench, median
 from bench.rocketmq_rig import Rig, rig
 from orderedmq.broker import Receipt, SinkBatch
 from orderedmq.model import MessageQueue
+from orderedmq.rows.message_rows import normalise
 
 #: Rows of each task, each for another queue.
 ROWS: Final = 10
@@ -80,7 +81,13 @@ def _write(address: str, batch: SinkBatch, partitions: range, queues: Sequence[M
             draw = random.Random(f"{batch.batch_id}/{partition}")
             staging = broker.outbox.open(batch, partition)
             targets = staging.targets(queues[0].topic, queues)
-            for queue in draw.sample(targets, ROWS):
-                staging.add(queue, pa.record_batch({"body": [draw.randbytes(100)], "sharding_key": [f"key-{draw.random()}"]}))
+            columns = {
+                "body": [draw.randbytes(100) for _ in range(ROWS)],
+                "sharding_key": [f"key-{draw.random()}" for _ in range(ROWS)],
+            }
+            # The sink's writer checks a task's rows together, too.
+            rows = normalise(pa.record_batch(columns), "the batch")
+            for number, queue in enumerate(draw.sample(targets, ROWS)):
+                staging.add(queue, rows.slice(number, 1))
             receipts.append(staging.receipt())
     return receipts, time.process_time() - began

@@ -21,7 +21,7 @@ from orderedmq.broker import Broker
 from orderedmq.errors import ServersError
 from orderedmq.rocketmq.local.jars import DEFAULT_VERSION, VERSIONS, fetch_jars
 from orderedmq.rocketmq.local.servers import Cluster
-from orderedmq.rocketmq.sink.broker_queue import LockTiming
+from orderedmq.rocketmq.sink.broker_lock import LockTiming
 from tests.jars import jars_required
 from tests.quick_spark import QUICK_SERVER
 from tests.rocketmq.outbox_world import World

@@ -14,7 +14,7 @@ from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.rocketmq.messages.log import RocketMQLog
 from orderedmq.rocketmq.net.client import Client
-from orderedmq.rocketmq.sink.broker_queue import LockTiming
+from orderedmq.rocketmq.sink.broker_lock import LockTiming
 from orderedmq.rocketmq.wire import admin_requests
 from tests.rocketmq.outbox_world import World, rows
 from tests.waits import soon, until

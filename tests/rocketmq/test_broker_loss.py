@@ -14,7 +14,7 @@ import pytest
 
 from orderedmq.errors import DataLossError, OrderedMQError
 from orderedmq.rocketmq.local.servers import Cluster
-from orderedmq.rocketmq.sink.broker_queue import LockTiming
+from orderedmq.rocketmq.sink.broker_lock import LockTiming
 from tests.quick_spark import QUICK_SERVER
 from tests.rocketmq.conftest import AGING
 from tests.rocketmq.outbox_world import World, numbered

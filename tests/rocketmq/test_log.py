@@ -389,18 +389,18 @@ def test_a_broker_that_stands_still_during_a_send_stores_it_once(world: World, m
     """When the broker resumes, it still executes the request that the client gave up."""
     world.log.sender.timing = Timing(send_timeout=0.5)
     gave_up = threading.Event()
-    settle, send = BrokerPort._settle, message_requests.send
+    settle_all, send = BrokerPort.settle_all, message_requests.send
 
     def settling(*arguments: Any) -> None:
         gave_up.set()
-        settle(*arguments)
+        settle_all(*arguments)
 
     def sent(*arguments: Any, **more: Any) -> Any:
         if not gave_up.is_set():
             world.cluster.broker.pause()
         return send(*arguments, **more)
 
-    monkeypatch.setattr(BrokerPort, "_settle", settling)
+    monkeypatch.setattr(BrokerPort, "settle_all", staticmethod(settling))
     monkeypatch.setattr("orderedmq.rocketmq.append.broker_port.message_requests.send", sent)
     with ThreadPoolExecutor(1) as pool:
         for number in range(2):

@@ -201,7 +201,7 @@ def test_a_run_waits_for_a_task_of_an_earlier_one_that_is_still_at_work(usual: W
     def asked(by_late: bool) -> int:
         """Return how many lock requests the late task has sent or, if not ``by_late``, the other tasks."""
         sent = network.broker.requests(RequestCode.LOCK_BATCH_MQ)
-        return sum((late._client_id.encode() in one.body) is by_late for one in sent)
+        return sum((late._attempt.client_id.encode() in one.body) is by_late for one in sent)
 
     with ThreadPoolExecutor(2) as pool:
         outboxes = [usual.outbox(network.address) for _ in range(2)]

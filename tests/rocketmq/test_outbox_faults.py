@@ -23,7 +23,8 @@ from orderedmq.errors import RocketMQUnavailableError, SinkError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.codec.encode import SendBody
 from orderedmq.rocketmq.local.servers import Cluster
-from orderedmq.rocketmq.sink.broker_queue import LockTiming, RocketMQQueue
+from orderedmq.rocketmq.sink.broker_lock import LockTiming
+from orderedmq.rocketmq.sink.broker_queue import RocketMQQueue
 from orderedmq.rocketmq.sink.commit_report import parse_token
 from orderedmq.rocketmq.sink.message_stamp import read_stamp
 from orderedmq.rocketmq.sink.staging import RocketMQStaging

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +36,10 @@ class FakeBroker:
         self.locks: dict[MessageQueue, str] = {}
         self.numbers: dict[int, int] = {}
         self.end = 1
+        #: The next answers to a request for a queue's end, before ``end``.
+        self.ends: Iterator[int] = iter(())
+        #: The commit log's offset of the last message.
+        self.position = 0
 
     def answer(self, request: Request[Any]) -> Any:
         if request.code in (RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ):
@@ -53,10 +58,10 @@ class FakeBroker:
             number = int(request.ext["queueId"])
             return self.numbers.get(number, 1 if number == 0 else 0)
         if request.code == RequestCode.GET_MAX_OFFSET:
-            return self.end
+            return next(self.ends, self.end)
         if request.code == RequestCode.SEND_BATCH_MESSAGE:
             begin, self.end = self.end, self.end + 2
-            return SendResult(SendStatus.SEND_OK, 0, begin)
+            return SendResult(SendStatus.SEND_OK, 0, begin, self.position)
         return 0
 
 

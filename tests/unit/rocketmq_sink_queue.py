@@ -167,8 +167,7 @@ class FakePort:
         if error.outcome_unknown:
             self._lost = True
 
-    def release(self, end: int) -> None:
-        assert end <= len(self._world.messages)
+    def release(self) -> None:
         if self._world.owner is self:
             self._world.owner = None
 
@@ -181,7 +180,7 @@ def attempt(port: FakePort, writer: Writer, names: list[str], draw: random.Rando
         size = draw.randint(1, len(names))
         work.write(rows_of(names[at : at + size]), at)
         at += size
-    work.let_go()
+    port.release()
     reports = (work.report(),) if names else ()
     return Receipt(
         Token(writer.sink, writer.batch, writer.partition, reports, writer.run).text(),
@@ -198,7 +197,11 @@ def commit(
     settled = []
     for messages in commit_report.count_contested(tokens).values():
         writer = Writer(SINK, batch.batch_id, 1 + max(token.partition for token in tokens), tokens[0].run)
-        settled.append(settle(port or FakePort(world, lambda: "ok"), writer, messages))
+        settling = port or FakePort(world, lambda: "ok")
+        work = QueueWriter(settling, writer, writer.partition)
+        settle(settling, work, "the queue", messages)
+        settling.release()
+        settled.append(work.report())
     slot = commit_history.slot_of(batch.batch_id)
     known = Committed(world.committed, world.history.get(slot, 0))
     verdict = judge(batch, tokens, {QUEUE: world.bookmark}, [known], settled, skip=skip)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
@@ -36,14 +36,15 @@ from orderedmq.rocketmq.group.dead_letter_topic import DeadLetterTopic
 from orderedmq.rocketmq.group.parking_lots import ParkingLots
 from orderedmq.rocketmq.messages.sender import Sender
 from orderedmq.rocketmq.net import access, deadline
-from orderedmq.rocketmq.sink import broker_queue, lookback
+from orderedmq.rocketmq.sink import broker_lock, lookback
 from orderedmq.rocketmq.sink.bookmarks import WriterEntry
-from orderedmq.rocketmq.sink.broker_queue import LockTiming, RocketMQQueue
+from orderedmq.rocketmq.sink.broker_lock import Attempt, BrokerLock, LockTiming
+from orderedmq.rocketmq.sink.broker_queue import RocketMQQueue
 from orderedmq.rocketmq.sink.message_stamp import Writer
 from orderedmq.rocketmq.sink.queue_writer import QueueWriter
 from orderedmq.rocketmq.wire import registers
 from orderedmq.rocketmq.wire.codes import RequestCode
-from orderedmq.rocketmq.wire.message_requests import SendResult, SendStatus
+from orderedmq.rocketmq.wire.message_requests import PullResult, SendResult, SendStatus
 from orderedmq.rocketmq.wire.request import Request
 from tests.unit.rocketmq_memory import FakeBroker, FakePending, FakeTime
 from tests.unit.rocketmq_sink_queue import Crash, Stored, rows_of, split
@@ -203,6 +204,9 @@ class World(FakeBroker):
         self.carry_out()
         return {queue: QueueBounds(0, len(self.queues[queue])) for queue in queues if queue in self.queues}
 
+    def pull_once(self, offsets: Mapping[MessageQueue, int], most: int) -> list[PullResult]:
+        raise RocketMQUnavailableError(UnavailableCondition.UNREACHABLE, "not here")
+
     def pull(
         self, queue: MessageQueue, begin: int, count: int, most_bytes: int, columns: Sequence[str], *_: object
     ) -> pa.RecordBatch:
@@ -353,15 +357,16 @@ def by_sink(world: World) -> tuple[list[str], list[str]]:
     world.numbers[registers.writer(QUEUE).queue_id] = WriterEntry.of(writer).value
 
     def attempt() -> None:
-        name = f"{world.draw.random()}"
-        port = RocketMQQueue(world, world, QUEUE, writer, name, LockTiming(), Stop())  # type: ignore[arg-type]
+        opened = Attempt(world, world, writer, LockTiming(), f"{world.draw.random()}", Stop())  # type: ignore[arg-type]
+        port = RocketMQQueue(opened, QUEUE, BrokerLock(opened, QUEUE))
         work = QueueWriter(port, writer, 0)
         half = world.draw.randint(0, len(names))
         try:
             work.write(rows_of(names[:half]), 0)
             work.write(rows_of(names[half:]), half)
         finally:
-            work.let_go()
+            work.look_again()
+            RocketMQQueue.release_all({port: work.end})
 
     until_no_crash(world, attempt)
     return names, world.named(QUEUE)
@@ -382,7 +387,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encode, "TARGET_BYTES", 400)
     monkeypatch.setattr(lookback, "FIRST_STEP", 2)
     monkeypatch.setattr(access, "require", lambda *_: None)
-    for module in (broker_port, broker_queue, deadline):
+    for module in (broker_port, broker_lock, deadline):
         monkeypatch.setattr(module, "time", time)
 
 
@@ -437,19 +442,21 @@ def test_a_broker_whose_answers_are_all_lost_is_borne_with_as_long_as_messages_a
 
 
 def _does_not_wait_until_a_request_has_settled(monkeypatch: pytest.MonkeyPatch) -> None:
-    def settle(self: BrokerPort, deadline: float | None) -> None:
-        self._unsettled = False
+    def settle_all(ports: Iterable[BrokerPort], deadline: float) -> None:
+        for port in ports:
+            port._unsettled = False
 
-    monkeypatch.setattr(BrokerPort, "_settle", settle)
+    monkeypatch.setattr(BrokerPort, "settle_all", staticmethod(settle_all))
 
 
 def _waits_before_the_broker_has_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    def settle(self: BrokerPort, deadline: float | None) -> None:
-        if self._unsettled:
-            time.sleep(self._timing.settle)
-            self._unsettled = False
+    def settle_all(ports: Iterable[BrokerPort], deadline: float) -> None:
+        for port in ports:
+            if port._unsettled:
+                time.sleep(port._timing.settle)
+                port._unsettled = False
 
-    monkeypatch.setattr(BrokerPort, "_settle", settle)
+    monkeypatch.setattr(BrokerPort, "settle_all", staticmethod(settle_all))
 
 
 def _leaves_the_connection_of_a_request_that_it_gave_up_open(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import json
 import struct
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,18 +17,21 @@ import pyarrow as pa
 import pytest
 
 from orderedmq.broker import SinkBatch
-from orderedmq.errors import GroupError, LockError, OptionError
+from orderedmq.conditions import UnavailableCondition
+from orderedmq.errors import GroupError, LockError, OptionError, RocketMQUnavailableError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.codec.encode import SendBody
+from orderedmq.rocketmq.sink import broker_lock
 from orderedmq.rocketmq.sink.bookmarks import Bookmarks
-from orderedmq.rocketmq.sink.broker_queue import LockTiming, RocketMQQueue
+from orderedmq.rocketmq.sink.broker_lock import BrokerLock, LockTiming
+from orderedmq.rocketmq.sink.broker_queue import RocketMQQueue
 from orderedmq.rocketmq.sink.commit_report import QueueReport, Token, Verdict, judge
 from orderedmq.rocketmq.sink.message_stamp import Writer, bookmark_group
 from orderedmq.rocketmq.sink.queue_writer import QueueWriter
 from orderedmq.rocketmq.wire import registers
 from orderedmq.rocketmq.wire.codes import RequestCode
 from orderedmq.rocketmq.wire.frame import RemotingCommand
-from orderedmq.rocketmq.wire.message_requests import SendResult, SendStatus
+from orderedmq.rocketmq.wire.message_requests import PullResult, SendResult, SendStatus
 from orderedmq.rocketmq.wire.request import Request
 from orderedmq.rocketmq.wire.route import BrokerData, QueueData, Route
 from tests.unit.rocketmq_memory import FakeBroker, FakePending, FakeTime
@@ -43,9 +46,9 @@ time = FakeTime()
 
 @pytest.fixture(autouse=True)
 def _time(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("sink.broker_queue", "append.broker_port", "net.deadline"):
+    for module in ("sink.broker_lock", "append.broker_port", "net.deadline"):
         monkeypatch.setattr(f"orderedmq.rocketmq.{module}.time", time)
-    monkeypatch.setattr(RocketMQQueue, "_wait", lambda _, seconds: time.sleep(seconds))
+    monkeypatch.setattr(broker_lock.Attempt, "wait", lambda *_: time.sleep(_[1]))
 
 
 class Cluster(FakeBroker):
@@ -88,7 +91,8 @@ class Cluster(FakeBroker):
             while at < len(data):
                 at, count = at + struct.unpack_from(">i", data, at)[0], count + 1
             stored += split(SendBody(0, count, memoryview(data), None))
-            return SendResult(SendStatus.SEND_OK, int(fields["e"]), begin)
+            self.position += 1
+            return SendResult(SendStatus.SEND_OK, int(fields["e"]), begin, self.position)
         return super().answer(request)
 
     # -- the client, its connection and the log
@@ -117,6 +121,9 @@ class Cluster(FakeBroker):
     def reading(self, how: object) -> Cluster:
         return self
 
+    def pull_once(self, offsets: Mapping[MessageQueue, int], most: int) -> list[PullResult]:
+        raise RocketMQUnavailableError(UnavailableCondition.UNREACHABLE, "not here")
+
     def pull(self, queue: MessageQueue, begin: int, count: int, most: int, columns: Sequence[str]) -> pa.RecordBatch:
         stored = self.messages[queue.queue_id]
         return next(iter(Queue(stored).read(begin, min(begin + count, len(stored)), count)))
@@ -135,8 +142,10 @@ class Attempt:
 
     def __init__(self, cluster: Cluster, writer: Writer) -> None:
         self.writer = writer
-        self._cluster: Any = cluster
-        self._name = f"{writer.run}-{writer.batch}-{writer.partition}"
+        shared: Any = cluster
+        name = f"{writer.run}-{writer.batch}-{writer.partition}"
+        self._attempt = broker_lock.Attempt(shared, shared, writer, LockTiming(), name)
+        self._lock = BrokerLock(self._attempt, QUEUES[0])
         self._open: dict[int, tuple[QueueWriter, RocketMQQueue]] = {}
 
     def port(self, number: int = 0) -> RocketMQQueue:
@@ -149,15 +158,13 @@ class Attempt:
         """Give the queues back and return the report."""
         reports = list[QueueReport]()
         for writer, _ in self._open.values():
-            writer.let_go()
             reports.append(writer.report())
+        RocketMQQueue.release_all({port: writer.end for writer, port in self._open.values()})
         return Token(SINK, self.writer.batch, self.writer.partition, tuple(reports), self.writer.run)
 
     def _opened(self, number: int) -> tuple[QueueWriter, RocketMQQueue]:
         if number not in self._open:
-            port = RocketMQQueue(
-                self._cluster, self._cluster, QUEUES[number], self.writer, self._name, LockTiming(), threading.Event()
-            )
+            port = RocketMQQueue(self._attempt, QUEUES[number], self._lock)
             self._open[number] = QueueWriter(port, self.writer, self.writer.partition), port
         return self._open[number]
 
@@ -244,7 +251,7 @@ def test_a_sink_takes_another_sink_s_group_and_keeps_the_settings_of_a_group_tha
         cluster.attempt(Writer(sink, 0, 0, FIRST, "out")).write(["a1"])
     assert cluster.bodies(0) == ["a1", "a1"]
     assert cluster.settings == 0
-    assert Bookmarks(cluster, SINK, "t", "out").read(QUEUES[0]).bookmark == 1  # type: ignore[arg-type]
+    assert Bookmarks(cluster, SINK, "t", "out").get_own(QUEUES[:1]) == [1]  # type: ignore[arg-type]
 
 
 @pytest.mark.holds("sink once")

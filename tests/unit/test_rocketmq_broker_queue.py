@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,11 +15,13 @@ from orderedmq.errors import LockError, RocketMQUnavailableError, SinkError, age
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.net.behind_proxy import HOLDS_BACK
 from orderedmq.rocketmq.sink.bookmarks import WriterEntry
-from orderedmq.rocketmq.sink.broker_queue import LockTiming, RocketMQQueue
+from orderedmq.rocketmq.sink.broker_lock import Attempt, BrokerLock, LockTiming
+from orderedmq.rocketmq.sink.broker_queue import RocketMQQueue
 from orderedmq.rocketmq.sink.message_stamp import Writer
 from orderedmq.rocketmq.sink.queue_writer import QueueWriter, Start
 from orderedmq.rocketmq.wire import registers
 from orderedmq.rocketmq.wire.codes import RequestCode
+from orderedmq.rocketmq.wire.message_requests import PullResult
 from orderedmq.rocketmq.wire.request import Request
 from tests.unit.rocketmq_memory import FakeBroker, FakePending, FakeTime
 from tests.unit.rocketmq_sink_queue import Queue, Stored, rows_of
@@ -48,7 +50,7 @@ time = FakeTime()
 
 @pytest.fixture(autouse=True)
 def _time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orderedmq.rocketmq.sink.broker_queue.time", time)
+    monkeypatch.setattr("orderedmq.rocketmq.sink.broker_lock.time", time)
     monkeypatch.setattr("orderedmq.rocketmq.append.broker_port.time", time)
     monkeypatch.setattr("orderedmq.rocketmq.net.deadline.time", time)
 
@@ -62,10 +64,14 @@ class FakeConnection:
         self.grants = True
         self.takes = 0.0
         self.asked: list[RequestCode] = []
+        #: The queues whose ends were requested.
+        self.queues: list[str] = []
         self.writes = 0
 
     def call(self, request: Request[Any], deadline: float) -> Any:
         self.asked.append(request.code)
+        if request.code == RequestCode.GET_MAX_OFFSET:
+            self.queues.append(request.ext["queueId"])
         time.sleep(self.takes)
         if request.code == RequestCode.LOCK_BATCH_MQ and not self.grants:
             return frozenset()
@@ -123,6 +129,9 @@ class FakeLog:
     def reading(self, how: PullSettings) -> FakeLog:
         return self
 
+    def pull_once(self, offsets: Mapping[MessageQueue, int], most: int) -> list[PullResult]:
+        raise unavailable("UNREACHABLE")
+
     def pull(self, queue: MessageQueue, begin: int, count: int, most: int, columns: Sequence[str]) -> pa.RecordBatch:
         self.pulls += 1
         if begin < self.least:
@@ -139,10 +148,15 @@ class Case:
         self.stop = FakeStop()
         self.waits = 0
         self.log = FakeLog()
-        self.port = RocketMQQueue(self.client, self.log, QUEUE, writer, name, TIMING, self.stop, self._waits)  # type: ignore[arg-type]
+        self.attempt = Attempt(self.client, self.log, writer, TIMING, name, self.stop)  # type: ignore[arg-type]
+        self.lock: Any = BrokerLock(self.attempt, QUEUE, self._waits) if writer is not None else None
+        self.port = RocketMQQueue(self.attempt, QUEUE, self.lock)
 
     def _waits(self) -> None:
         self.waits += 1
+
+    def release(self) -> None:
+        RocketMQQueue.release_all({self.port: 0})
 
     @property
     def locks(self) -> int:
@@ -200,7 +214,7 @@ def test_anothers_lock_is_waited_for_and_named_at_the_end() -> None:
     with pytest.raises(LockError) as caught:
         case.port.acquire()
     assert caught.value.sub == "HELD_BY_OTHER"
-    assert str(QUEUE) in caught.value.message
+    assert "topic 't' at broker broker-a" in caught.value.message
     # The request is repeated every few seconds.
     assert TIMING.lock_wait / (2 * TIMING.lock_yield) < case.waits < TIMING.lock_wait / (TIMING.lock_yield / 2)
 
@@ -236,7 +250,7 @@ def test_nobody_is_let_in_before_what_was_given_up_is_settled() -> None:
     case.port.pause(unavailable("CONNECTION_LOST"), 1)
     began = time.monotonic()
     case.client.connection("host:1", 0)
-    case.port.release(0)
+    case.release()
     assert time.monotonic() - began >= TIMING.settle
     assert case.client.used.asked[-1] == RequestCode.UNLOCK_BATCH_MQ
 
@@ -258,25 +272,28 @@ def test_a_broker_that_is_busy_full_or_away_is_borne_with_for_a_while(sub: str, 
 # --- the requests of a task
 
 
-READ = [RequestCode.QUERY_CONSUMER_OFFSET] * 4 + [RequestCode.GET_MAX_OFFSET]
+# The entry, the newest batch and the record of the queues; then the bookmark and the end.
+NUMBERS = [RequestCode.QUERY_CONSUMER_OFFSET] * 3
+START = [RequestCode.QUERY_CONSUMER_OFFSET, RequestCode.GET_MAX_OFFSET]
 
 
-def test_the_usual_task_asks_for_the_lock_for_all_numbers_at_once_and_for_one_pull() -> None:
+def test_a_task_asks_once_for_the_lock_and_for_each_number() -> None:
     case = Case()
+    case.lock._entered = True
     writer = QueueWriter(case.port, Writer("s", 0, 0), 0)
     for first in (0, 2):
         writer.write(rows_of(["a1", "a2"]), first)
     send = RequestCode.SEND_BATCH_MESSAGE
-    assert case.client.used.asked == [RequestCode.LOCK_BATCH_MQ, *READ, send, send]
-    assert case.client.used.writes == 1
+    assert case.client.used.asked == [RequestCode.LOCK_BATCH_MQ, *NUMBERS, *START, send, send]
     assert case.log.pulls == 1
-    writer.let_go()
+    RocketMQQueue.release_all({case.port: writer.end})
     # The answers to the sends contain the rows' offsets, so a single request checks whether the rows can be read yet.
     assert case.client.used.asked[8:] == [RequestCode.GET_MAX_OFFSET, RequestCode.UNLOCK_BATCH_MQ]
 
 
-def test_the_first_task_of_a_batch_makes_its_run_the_queue_s_writer_and_asks_nothing_twice() -> None:
+def test_the_first_task_of_a_batch_makes_its_run_the_broker_s_writer() -> None:
     case = attempt_of(FakeBroker(), NEW, 0)
+    case.lock._entered = True
     case.broker.numbers[WRITER] = WriterEntry(4, 6, 10).value
     case.port.acquire()
     assert case.port.start() == Start(1, 1, -1)
@@ -286,17 +303,34 @@ def test_the_first_task_of_a_batch_makes_its_run_the_queue_s_writer_and_asks_not
         RequestCode.UPDATE_CONSUMER_OFFSET,
         RequestCode.UNLOCK_BATCH_MQ,
     ]
-    assert case.client.used.asked == [RequestCode.LOCK_BATCH_MQ, *READ, *gate]
+    assert case.client.used.asked == [RequestCode.LOCK_BATCH_MQ, *NUMBERS, *gate, *NUMBERS, *START]
 
 
-def test_the_tasks_of_a_large_run_change_a_queue_s_entry_a_few_times() -> None:
+def test_the_tasks_of_a_large_run_change_a_broker_s_entry_a_few_times() -> None:
     broker, changes = FakeBroker(), 0
     for partition in range(1000):
         case = attempt_of(broker, NEW, partition)
         case.port.acquire()
         changes += case.client.used.asked.count(RequestCode.UPDATE_CONSUMER_OFFSET)
-        case.port.release(0)
+        case.release()
     assert changes == 3
+
+
+@pytest.mark.parametrize("reconnected", [False, True])
+def test_a_release_waits_only_for_the_last_messages_of_a_commit_log(reconnected: bool) -> None:
+    """``reconnected``: between the two sends, so that another broker may have become the master."""
+    case = Case()
+    ports = [RocketMQQueue(case.attempt, QUEUE._replace(queue_id=number), case.lock) for number in range(2)]
+    for port, position in zip(ports, (900, 100)):
+        case.broker.position = position
+        QueueWriter(port, Writer("s", 0, 0), 0).write(rows_of(["a1"]), 0)
+        if reconnected:
+            case.client.used.close()
+    case.client.connection("host:1", 0)
+    case.client.used.queues.clear()
+    case.broker.ends = iter([1, 1, 1, 2, 2])
+    RocketMQQueue.release_all(dict.fromkeys(ports, 2))
+    assert case.client.used.queues == ["0"] * 4 + ["1"] * reconnected
 
 
 @pytest.mark.parametrize("unsettled", [False, True])
@@ -304,11 +338,8 @@ def test_queues_of_a_broker_are_given_back_in_one_request(unsettled: bool) -> No
     case = Case()
     ports = {case.port: 0}
     for number in range(1, 5):
-        queue = QUEUE._replace(queue_id=number)
-        case.broker.numbers[registers.writer(queue).queue_id] = WriterEntry.of(Writer("s", 0, 0)).value
         case.broker.numbers[number] = 1
-        port = RocketMQQueue(case.client, case.log, queue, Writer("s", 0, 0), "me", TIMING, case.stop)  # type: ignore[arg-type]
-        ports[port] = number
+        ports[RocketMQQueue(case.attempt, QUEUE._replace(queue_id=number), case.lock)] = number
     for port in ports:
         port.acquire()
     if unsettled:
@@ -318,7 +349,7 @@ def test_queues_of_a_broker_are_given_back_in_one_request(unsettled: bool) -> No
     began = time.monotonic()
     RocketMQQueue.release_all(ports)
     assert not case.broker.locks
-    assert case.client.used.asked[asked:].count(RequestCode.UNLOCK_BATCH_MQ) == 1 + unsettled
+    assert case.client.used.asked[asked:].count(RequestCode.UNLOCK_BATCH_MQ) == 1
     assert (time.monotonic() - began >= TIMING.settle) is unsettled
     assert not any(port.keep() for port in ports)
 
@@ -331,7 +362,7 @@ def test_what_was_read_before_another_run_s_task_had_ended_is_read_again() -> No
 
     def end_old() -> None:
         broker.end, broker.numbers[COMMITTED] = 9, 8
-        old.port.release(0)
+        old.release()
 
     new = attempt_of(broker, NEW, 0)
     new.stop.meanwhile = [end_old]
@@ -346,19 +377,19 @@ def test_what_was_read_before_another_run_came_between_is_read_again(sibling: bo
     broker = FakeBroker()
     broker.numbers[WRITER] = known = WriterEntry(4, 6, 10).value
     new = attempt_of(broker, NEW, 5)
-    locked = new.port._lock_all
+    locked = new.lock._lock_all
 
     def old_comes_first(keys: list[MessageQueue], **more: Any) -> Any:
         if broker.numbers[WRITER] == known and len(broker.locks) == 1:
             old = attempt_of(broker, OLD, 0)
             old.port.acquire()
             broker.end = 9
-            old.port.release(0)
+            old.release()
             if sibling:
                 attempt_of(broker, NEW, 0).port.acquire()
         return locked(keys, **more)
 
-    new.port._lock_all = old_comes_first  # type: ignore[assignment, method-assign]
+    new.lock._lock_all = old_comes_first
     new.port.acquire()
     assert broker.end == 9
     assert new.port.start().end == 9
@@ -396,7 +427,7 @@ def test_tasks_of_one_run_have_a_queue_at_the_same_time() -> None:
     assert time.monotonic() == began
     assert WriterEntry.parse(broker.numbers[WRITER]) == WriterEntry(64, 7, 10)
     for task in tasks:
-        task.port.release(0)
+        task.release()
     assert not broker.locks
 
 
@@ -406,7 +437,7 @@ def test_another_run_of_the_batch_waits_until_no_task_of_the_first_has_the_queue
     for task in old:
         task.port.acquire()
     new = attempt_of(broker, NEW, 0)
-    new.stop.meanwhile = [lambda: old[1].port.release(0), lambda: None, lambda: old[0].port.release(0)]
+    new.stop.meanwhile = [old[1].release, lambda: None, old[0].release]
     new.port.acquire()
     assert not new.stop.meanwhile
     assert new.port.keep()
@@ -450,7 +481,7 @@ def test_a_late_attempt_of_the_first_run_waits_for_the_other_one_in_turn() -> No
         new.port.acquire()
         with pytest.raises(LockError, match="HELD_BY_OTHER"):
             late.port.acquire()
-        late.stop.meanwhile = [lambda new=new: new.port.release(0)]  # type: ignore[misc]
+        late.stop.meanwhile = [lambda new=new: new.release()]  # type: ignore[misc]
         late.port.acquire()
         assert WriterEntry.parse(broker.numbers[WRITER]).run == 10
         # The next task of the new run must wait for the late attempt.
@@ -481,13 +512,13 @@ def test_a_lock_that_a_broker_forgot_behind_a_proxy_is_not_trusted(run: str) -> 
         # The Proxy may still hold a request of the late attempt.
         assert time.monotonic() - began >= HOLDS_BACK
     broker.end = 9
-    again.port.release(0)
+    again.release()
     time.sleep(1.1)
     assert not late.port.keep()
     late.port.acquire()
     assert late.port.start().end == 9
     assert late.port.keep()
-    late.port.release(0)
+    late.release()
     assert not broker.locks
 
 

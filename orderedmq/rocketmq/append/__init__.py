@@ -50,9 +50,9 @@ the last seconds, so a number can go back or disappear, but never increase. Even
   queues in which the sink has none there get a new bookmark. This fails if the sink's messages are followed by more messages of other
   producers than are searched.
 - If a sink's *committed batches* are missing, the bookmarks show which batches are committed.
-- If the *writer* recorded for a queue is missing or out of date, another run seems to be the writer. In that case, the attempt waits for
+- If the *writer* recorded for a broker is missing or out of date, another run seems to be the writer. In that case, the attempt waits for
   that run's locks and makes its own run the writer again. A broker that was killed has also lost all locks. An attempt trusts its lock
-  only on the connection on which it was granted, and through a Proxy only while the broker remembers it (`sink.broker_queue`), so both
+  only on the connection on which it was granted, and through a Proxy only while the broker remembers it (`sink.broker_lock`), so both
   runs request their locks again.
 - If the record of a *batch's queues* is missing at a broker, it is assembled from the other brokers' records (`sink.batch_queues`).
 - If a queue's last *reset* (`group.offsets`) is forgotten, letters have the keys that they had before it. So letters that were written

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, TypeVar
@@ -81,7 +81,43 @@ def send_request(
     return replace(request, parse=traced)
 
 
-class BrokerPort:
+class BrokerRequests:
+    """The requests of one appender to one broker of a topic. ``queue`` identifies the broker."""
+
+    def __init__(self, client: Client, queue: MessageQueue, timing: Timing) -> None:
+        self.queue = queue
+        self._client = client
+        self._timing = timing
+        self._failing_since = 0.0
+
+    def _wait_out(self, error: RocketMQUnavailableError, failures: int) -> None:
+        """Wait before the next attempt, after ``failures`` failures in a row. Raises ``error`` after ``patience`` seconds of failures."""
+        now = time.monotonic()
+        if failures == 1:
+            self._failing_since = now
+        if error.sub != UnavailableCondition.BUSY:
+            self._client.doubt(self.queue.topic)
+        self._wait(RETRY.delay(failures, random.random()))
+        if now - self._failing_since > self._timing.patience:
+            raise error
+
+    def _ask(self, request: Request[T], deadline: float | None = None) -> T:
+        if deadline is None:
+            deadline = Deadline.after(self._timing.patience)
+        return self._client.call(request, deadline, topic=self.queue.topic, broker_name=self.queue.broker_name)
+
+    def _proxied(self) -> bool:
+        return self._client.behind_proxy(Deadline.after(self._timing.patience))
+
+    def _connect(self, deadline: float) -> Connection:
+        address = self._client.address(self.queue.topic, self.queue.broker_name, deadline)
+        return self._client.connection(address, deadline)
+
+    def _wait(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+class BrokerPort(BrokerRequests):
     """The `Port` of a queue for an appender that needs no lock at the broker. Used by one thread at a time."""
 
     def __init__(
@@ -99,16 +135,17 @@ class BrokerPort:
         ``target``: the queue to which the requests append, if ``queue`` only identifies the broker. ``require_lock`` is called before
         each request, and raises an error if the lock that excludes other appenders is lost.
         """
-        self.queue = queue
-        self._client = client
-        self._timing = timing
+        super().__init__(client, queue, timing)
         self._request = request or (lambda body: send_request(queue, body, PRODUCER_GROUP, client.trace))
         self._target = target or queue
         self._require_lock = require_lock
         # Whether a request was given up without an answer and has not settled. If the appender gives up, the next appender has to wait.
         self._unsettled = self._target in client.unsettled
-        self._failing_since = 0.0
         self._sending_on: Connection | None = None
+        # The position of the last messages in the broker's commit log. It can be compared with positions of the same log, which is
+        # identified by the connection, or by this port if the log is not known. None if nothing was sent.
+        self._stored_in: object | None = None
+        self._position = 0
 
     def keep(self) -> bool:
         return not self._unsettled
@@ -117,7 +154,7 @@ class BrokerPort:
         self._require_lock()
 
     def acquire(self) -> None:
-        self._settle(Deadline.after(self._timing.patience))
+        self.settle_all([self], Deadline.after(self._timing.patience))
 
     def send(self, body: SendBody) -> Callable[[], int]:
         deadline = Deadline.after(self._timing.send_timeout)
@@ -127,7 +164,7 @@ class BrokerPort:
 
     def _offset(self, answer: Callable[[], SendResult]) -> int:
         try:
-            return answer().queue_offset
+            result = answer()
         except TopicError:
             self._client.doubt(self.queue.topic)
             raise
@@ -135,26 +172,25 @@ class BrokerPort:
             if error.sub == RocketMQCondition.NOT_SUPPORTED:
                 message_type.forget(self._client, self.queue.topic)
             raise
+        if result.position is None or self._client.routed_by_proxy:
+            # Through a Proxy, another broker may have become the master.
+            self._stored_in, self._position = self, 0
+        else:
+            self._stored_in, self._position = self._sending_on, result.position
+        return result.queue_offset
 
     def packing(self, rows: pa.RecordBatch, where: str, first: int) -> Packing:
         """Return how rows are divided into requests. Raises the errors of `message_type.packing_for`."""
         return message_type.packing_for(self._client, self.queue, rows, where, self._timing.patience, first)
 
     def pause(self, error: RocketMQUnavailableError, failures: int) -> None:
-        now = time.monotonic()
-        if failures == 1:
-            self._failing_since = now
-        if error.sub != UnavailableCondition.BUSY:
-            self._client.doubt(self.queue.topic)
         if error.outcome_unknown:
             # Other requests on this connection would also wait in vain. Closing the connection ends them.
             if self._sending_on is not None:
                 self._sending_on.close()
             self._unsettled = True
             self._client.unsettled.add(self._target)
-        self._wait(RETRY.delay(failures, random.random()))
-        if now - self._failing_since > self._timing.patience:
-            raise error
+        self._wait_out(error, failures)
 
     def least(self) -> int:
         """Return the offset of the first message that is still in the queue."""
@@ -170,36 +206,39 @@ class BrokerPort:
         """
         await_end(self.end, end, self._timing.visible)
 
-    def _settle(self, deadline: float | None) -> None:
-        """Wait until a request that was given up is either refused or stored and readable; see `orderedmq.rocketmq.append`.
+    @staticmethod
+    def await_all_readable(ends: Iterable[tuple[BrokerPort, int]], deadline: float) -> None:
+        """Do what `await_readable` does for queues of one broker to which messages were sent, each up to its end.
 
-        The wait begins with the broker's next answer, because a broker that was paused continues with the requests that it had received.
-        ``deadline``: the deadline of the request that is sent to get this answer, or None if the broker has just answered.
+        A broker indexes messages in the order of its commit log (ReputMessageService), so it is sufficient to wait for the last ones.
         """
-        if self._unsettled:
-            if deadline is not None:
-                self._ask(message_requests.max_offset(self.queue), deadline)
-            time.sleep(self._timing.settle + (HOLDS_BACK if self._proxied() else 0))
-            self._unsettled = False
-            self._client.unsettled.discard(self._target)
+        last: dict[object, tuple[BrokerPort, int]] = {}
+        for port, end in ends:
+            log = port._stored_in
+            if log is not None and (log not in last or last[log][0]._position < port._position):
+                last[log] = port, end
+        for port, end in last.values():
+            await_end(partial(port._ask, message_requests.max_offset(port.queue), deadline), end, port._timing.visible)
 
-    def _ask(self, request: Request[T], deadline: float | None = None) -> T:
-        if deadline is None:
-            deadline = Deadline.after(self._timing.patience)
-        return self._client.call(request, deadline, topic=self.queue.topic, broker_name=self.queue.broker_name)
+    @staticmethod
+    def settle_all(ports: Iterable[BrokerPort], deadline: float) -> None:
+        """Wait until the requests that ports of one broker gave up are either refused or stored and readable.
 
-    def _proxied(self) -> bool:
-        return self._client.behind_proxy(Deadline.after(self._timing.patience))
+        See `orderedmq.rocketmq.append`. The wait begins with the broker's next answer, to a request that ends at ``deadline``, because a
+        broker that was paused continues with the requests that it had received.
+        """
+        unsettled = [port for port in ports if port._unsettled]
+        if not unsettled:
+            return
+        first = unsettled[0]
+        first._ask(message_requests.max_offset(first.queue), deadline)
+        time.sleep(first._timing.settle + (HOLDS_BACK if first._proxied() else 0))
+        for port in unsettled:
+            port._unsettled = False
+            port._client.unsettled.discard(port._target)
 
     def _connection_to_send_on(self, deadline: float) -> Connection:
         return self._connect(deadline)
-
-    def _connect(self, deadline: float) -> Connection:
-        address = self._client.address(self.queue.topic, self.queue.broker_name, deadline)
-        return self._client.connection(address, deadline)
-
-    def _wait(self, seconds: float) -> None:
-        time.sleep(seconds)
 
 
 def await_end(ask: Callable[[], int], end: int, seconds: float) -> None:

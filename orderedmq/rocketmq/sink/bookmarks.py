@@ -1,6 +1,6 @@
 """A sink's numbers in one topic, stored as offsets of a consumer group without consumers. See lookback.py.
 
-The offset of a queue is its *bookmark*. The other numbers are `registers`: the run and batch that write to a queue, the committed
+The offset of a queue is its *bookmark*. The other numbers are `registers`: the run and batch that write to a broker, the committed
 batches, and the sink to which the numbers belong. Every broker of the topic stores the committed batches: a batch may have rows in only
 some queues, but if it is repeated with other rows, these may go to any queue.
 
@@ -47,7 +47,7 @@ TIMEOUT: Final = 60.0
 
 
 class WriterEntry(NamedTuple):
-    """The run that writes a batch to a queue, with partition numbers below ``width``. ``batch``: the last 15 bits of the batch number."""
+    """The run that writes a batch to a broker, with partition numbers below ``width``. ``batch``: the last 15 bits of the batch number."""
 
     width: int
     batch: int
@@ -55,7 +55,7 @@ class WriterEntry(NamedTuple):
 
     @classmethod
     def of(cls, writer: Writer) -> WriterEntry:
-        """Return the entry that the queue must have before the writer sends. An entry with a greater width is also sufficient.
+        """Return the entry that the broker must have before the writer sends. An entry with a greater width is also sufficient.
 
         The width is rounded up, so that only a few of many tasks have to change the entry.
         """
@@ -81,17 +81,14 @@ class WriterEntry(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """The numbers of a queue that a task needs before it writes.
+    """The numbers of a broker that a task needs before it writes there.
 
-    ``bookmark``: see `Bookmarks.get`. ``committed``: the newest batch known to be committed; -1 for none. ``end``: the queue's end.
-    ``record``: see `batch_queues`.
+    ``committed``: the newest batch known to be committed; -1 for none. ``record``: see `batch_queues`.
     """
 
-    bookmark: int | None
     committed: int
     entry: WriterEntry
     record: Record
-    end: int
 
 
 class Bookmarks:
@@ -128,35 +125,21 @@ class Bookmarks:
                 self._create_group(queue)
             ask_queues(self._client, asked, Deadline.after(self._timeout))
 
-    def read(self, queue: MessageQueue) -> Numbers:
-        """Return the queue's numbers. Numbers of another sink in the group count as missing.
+    def get_own(self, queues: Sequence[MessageQueue]) -> list[int | None]:
+        """Do what `get_all` does for queues of one broker. Bookmarks of another sink in the group count as missing."""
+        if self._mark is None:
+            return self.get_all(queues)
+        mark, *bookmarks = self.get_all([registers.mark(queues[0]), *queues])
+        return bookmarks if mark == self._mark else [None] * len(queues)
 
-        A bookmark after the queue's end would hide messages, so it is reset.
-        """
-        return self.read_all([queue], lambda _: [self._ask(queue, message_requests.max_offset(queue))])[0]
-
-    def read_all(self, queues: Sequence[MessageQueue], ends: Callable[[Sequence[int | None]], Sequence[int]]) -> list[Numbers]:
-        """Do what `read` does for queues of one broker. ``ends`` gets their bookmarks, and asks for their ends."""
-        places = [registers.committed(queues[0]), registers.queues(queues[0])]
+    def numbers(self, queue: MessageQueue) -> Numbers:
+        """Return the numbers of the queue's broker. Numbers of another sink in the group count as missing, except the entry."""
+        places = [registers.writer(queue), registers.committed(queue), registers.queues(queue)]
         if self._mark is not None:
-            places.append(registers.mark(queues[0]))
-        shared = len(places)
-        places += [place for queue in queues for place in (queue, registers.writer(queue))]
-        numbers = self.get_all(places)
-        committed, record, *mark = numbers[:shared]
-        is_own = not mark or mark[0] == self._mark
-        bookmarks = [number if is_own else None for number in numbers[shared::2]]
-        entries = [WriterEntry.parse(entry or 0) for entry in numbers[shared + 1 :: 2]]
-        # Request the ends last: they must not be older than the entries, and a broker answers requests for ends and offsets in any order.
-        queue_numbers = []
-        for queue, bookmark, entry, end in zip(queues, bookmarks, entries, ends(bookmarks)):
-            if bookmark is not None and bookmark > end:
-                self.forget(queue)
-                queue_numbers.append(Numbers(None, -1, entry, Record.parse(0), end))
-            else:
-                newest, queues_record = (committed or 0, record or 0) if is_own else (0, 0)
-                queue_numbers.append(Numbers(bookmark, newest - 1, entry, Record.parse(queues_record), end))
-        return queue_numbers
+            places.append(registers.mark(queue))
+        entry, *numbers = (number or 0 for number in self.get_all(places))
+        committed, record = numbers[:2] if numbers[2:] in ([], [self._mark]) else (0, 0)
+        return Numbers(committed - 1, WriterEntry.parse(entry), Record.parse(record))
 
     def states(self, queues: Sequence[MessageQueue]) -> list[BrokerState]:
         """Return what the brokers of these queues store about the sink's last batches. See `read` about numbers of another sink.
@@ -228,14 +211,11 @@ class Bookmarks:
                 self.move(place, 0)
 
     def entry(self, queue: MessageQueue) -> WriterEntry:
-        """Return the queue's entry. All its numbers are 0 before the first run."""
-        return self.entries([queue])[0]
+        """Return the entry of the queue's broker. All its numbers are 0 before the first run."""
+        return WriterEntry.parse(self.get(registers.writer(queue)) or 0)
 
-    def entries(self, queues: Sequence[MessageQueue]) -> list[WriterEntry]:
-        return [WriterEntry.parse(number or 0) for number in self.get_all([registers.writer(queue) for queue in queues])]
-
-    def write_entries(self, entries: Mapping[MessageQueue, WriterEntry]) -> None:
-        self.move_all({registers.writer(queue): entry.value for queue, entry in entries.items()})
+    def write_entry(self, queue: MessageQueue, entry: WriterEntry) -> None:
+        self.move(registers.writer(queue), entry.value)
 
     def enter(
         self, queue: MessageQueue, seen_before: Callable[[MessageQueue, int], bool], permitted: Callable[[], None]

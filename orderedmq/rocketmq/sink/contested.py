@@ -16,21 +16,17 @@ import pyarrow as pa
 from orderedmq.conditions import DataLossCondition
 from orderedmq.errors import DataLossError
 from orderedmq.model import PRODUCER_COLUMNS
-from orderedmq.rocketmq.sink.commit_report import QueueReport
-from orderedmq.rocketmq.sink.message_stamp import Writer
 from orderedmq.rocketmq.sink.queue_writer import QueuePort, QueueWriter
 from orderedmq.rows.message_rows import normalise
 
 
-def settle(port: QueuePort, writer: Writer, taken: Mapping[int, int]) -> QueueReport:
+def settle(port: QueuePort, work: QueueWriter, where: str, taken: Mapping[int, int]) -> None:
     """Send rows until the queue has as many messages as the tasks have rows.
 
-    ``taken``: offsets of messages, and how many tasks took each message for one of their rows. ``writer``: a writer of the same run,
-    whose partition no task has. Raises DataLossError AGED_OUT if a message was deleted after a task took it, and the errors of
-    `QueueWriter.write`.
+    ``taken``: offsets of messages, and how many tasks took each message for one of their rows. ``work`` writes to the port for a
+    partition of the same run that no task has. ``where`` names the queue and batch in errors. Raises DataLossError AGED_OUT if a
+    message was deleted after a task took it, and the errors of `QueueWriter.write`.
     """
-    work = QueueWriter(port, writer, writer.partition)
-    where = f"queue {port.queue} (batch {writer.batch})"
     offsets = np.array(sorted(taken), dtype=np.int64)
     counts = np.array([taken[offset] for offset in offsets.tolist()])
     read = rows = 0
@@ -40,7 +36,6 @@ def settle(port: QueuePort, writer: Writer, taken: Mapping[int, int]) -> QueueRe
         again = batch.select(names).take(pa.array(np.repeat(rows_of_batch, counts[chosen])))
         work.write(normalise(again, where), rows)
         read, rows = read + len(rows_of_batch), rows + again.num_rows
-    work.let_go()
     if read < len(offsets):
         raise DataLossError(
             DataLossCondition.AGED_OUT,
@@ -48,4 +43,3 @@ def settle(port: QueuePort, writer: Writer, taken: Mapping[int, int]) -> QueueRe
             "committed, so rows with their content may be missing. Let the broker keep messages for longer (fileReservedTime), and start "
             "the query again",
         )
-    return work.report()

@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
-import uuid
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, NamedTuple, TypeVar
@@ -30,7 +28,8 @@ from orderedmq.rocketmq.messages.log import RocketMQLog
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.deadline import Deadline
 from orderedmq.rocketmq.sink.bookmarks import TIMEOUT, Bookmarks
-from orderedmq.rocketmq.sink.broker_queue import LockTiming, RocketMQQueue
+from orderedmq.rocketmq.sink.broker_lock import Attempt, BrokerLock, LockTiming
+from orderedmq.rocketmq.sink.broker_queue import RocketMQQueue
 from orderedmq.rocketmq.sink.commit_history import Committed
 from orderedmq.rocketmq.sink.commit_report import (
     QueueReport,
@@ -43,6 +42,7 @@ from orderedmq.rocketmq.sink.commit_report import (
 )
 from orderedmq.rocketmq.sink.contested import settle
 from orderedmq.rocketmq.sink.message_stamp import Writer, sink_name
+from orderedmq.rocketmq.sink.queue_writer import QueueWriter
 from orderedmq.rocketmq.sink.staging import RocketMQStaging
 
 P = TypeVar("P")
@@ -138,18 +138,24 @@ class RocketMQOutbox:
         """Send the rows that are missing because several tasks found the same message."""
         assert batch.sink_id is not None
         contested = count_contested(tokens)
-        free_partition = 1 + max((token.partition for token in tokens), default=0)
-        run = tokens[0].run if tokens else ""
-        writer = Writer(sink_name(batch.sink_id), batch.batch_id, free_partition, run, batch.group)
-        return list(
+        if not contested:
+            return []
+        free_partition = 1 + max(token.partition for token in tokens)
+        writer = Writer(sink_name(batch.sink_id), batch.batch_id, free_partition, tokens[0].run, batch.group)
+        attempt = Attempt(self._client, self._log, writer, self._timing)
+        locks = {(queue.topic, queue.broker_name): BrokerLock(attempt, queue) for queue in contested}
+        writers: dict[RocketMQQueue, QueueWriter] = {}
+        for queue in contested:
+            port = RocketMQQueue(attempt, queue, locks[queue.topic, queue.broker_name])
+            writers[port] = QueueWriter(port, writer, free_partition)
+        try:
             self._for_each(
-                contested, lambda queue: settle(self._broker_queue(queue, writer), writer, contested[queue])
-            ).values()
-        )
-
-    def _broker_queue(self, queue: MessageQueue, writer: Writer) -> RocketMQQueue:
-        client_id = f"sink@{uuid.uuid4().hex}"
-        return RocketMQQueue(self._client, self._log, queue, writer, client_id, self._timing, threading.Event())
+                writers,
+                lambda port: settle(port, writers[port], f"queue {port.queue} (batch {batch.batch_id})", contested[port.queue]),
+            )
+        finally:
+            RocketMQQueue.release_all({port: queue_writer.end for port, queue_writer in writers.items()})
+        return [queue_writer.report() for queue_writer in writers.values()]
 
     def _brokers(self, batch: SinkBatch, written: Iterable[MessageQueue]) -> list[_TopicBroker]:
         """Return all brokers of the batch's topics, because the batch may be repeated with other rows, which may go to any queue.
@@ -188,7 +194,8 @@ class RocketMQOutbox:
             self._marks(batch, broker.queue).commit(broker.queue, batch.batch_id, known)
             return
         bookmarks = self._marks(batch, broker.queue, _OTHER_BROKERS)
-        queue = self._broker_queue(broker.queue, Writer(sink_name(batch.sink_id), batch.batch_id, 0, group=batch.group))
+        writer = Writer(sink_name(batch.sink_id), batch.batch_id, 0, group=batch.group)
+        queue = RocketMQQueue(Attempt(self._client, self._log, writer, self._timing), broker.queue)
         with contextlib.suppress(OrderedMQError):
             bookmarks.commit_elsewhere(broker.queue, batch.batch_id, known, queue.seen_before, queue.require_rights)
 

@@ -1,8 +1,8 @@
 """The rows of one attempt for one queue: finds out which are stored, and makes the requests that send the others. Uses no sockets.
 
 `orderedmq.rocketmq.append` sends the requests, and explains why each row is stored once. Rows are sent only while the attempt holds the
-queue's lock, and on the connection on which the lock was granted. After losing the lock or the connection, an attempt first reads the
-messages that have arrived since, and then sends.
+lock of the queue's broker, and on the connection on which the lock was granted. After losing the lock or the connection, an attempt first
+reads the messages that have arrived since, and then sends.
 """
 
 from __future__ import annotations
@@ -56,10 +56,6 @@ class QueuePort(Port, Protocol):
         """Return how to divide rows into requests. Errors name the target ``where``, and number the rows from ``first`` on."""
         ...
 
-    def release(self, end: int) -> None:
-        """Wait until all messages below ``end`` can be read, and give the lock back. `acquire` may be called again."""
-        ...
-
 
 class QueueWriter:
     """Writes one attempt's rows to one queue. Used by one thread at a time. It is the `Outgoing` of the rows passed to `write`."""
@@ -110,11 +106,6 @@ class QueueWriter:
             ledger.of_others,
             pack(ledger.taken),
         )
-
-    def let_go(self) -> None:
-        """Wait until sent rows can be read, and give the queue back. The next write first reads messages that arrived since."""
-        self.look_again()
-        self._port.release(self.end)
 
     def look_again(self) -> None:
         """Make the next write first read messages that arrived since."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
-import uuid
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -21,14 +21,13 @@ from orderedmq.rocketmq.messages.log import RocketMQLog
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.deadline import Deadline
 from orderedmq.rocketmq.sink.agreement import Agreement
-from orderedmq.rocketmq.sink.bookmarks import Bookmarks
-from orderedmq.rocketmq.sink.broker_queue import LockTiming, RocketMQQueue, abandoned
+from orderedmq.rocketmq.sink.broker_lock import Attempt, BrokerLock, LockTiming, abandoned
+from orderedmq.rocketmq.sink.broker_queue import RocketMQQueue
 from orderedmq.rocketmq.sink.commit_report import Token
 from orderedmq.rocketmq.sink.message_stamp import Writer, run_name, sink_name
 from orderedmq.rocketmq.sink.queue_writer import QueueWriter
-from orderedmq.rocketmq.sink.topic_brokers import TIMEOUT, RocketMQTopicBrokers
+from orderedmq.rocketmq.sink.topic_brokers import RocketMQTopicBrokers
 from orderedmq.rocketmq.wire.queue_state import RouteState, state_of
-from orderedmq.rows.message_rows import normalise
 from orderedmq.schema import concat_batches
 
 #: Threads with which one task writes.
@@ -81,30 +80,29 @@ class RocketMQStaging:
             if batch.sink_id is not None
             else None
         )
-        #: The client id of this attempt's locks. No other attempt has the same.
-        self._client_id = f"sink@{uuid.uuid4().hex}"
+        self._attempt = Attempt(client, log, self._writer, timing)
+        #: By topic and broker. A batch without identity has none.
+        self._locks: dict[tuple[str, str], BrokerLock] = {}
         self._backlogs: dict[MessageQueue, _Backlog] = {}
         #: By topic, on the queues of the batch.
         self._agreements: dict[str, Agreement] = {}
         self._pool: ThreadPoolExecutor | None = None
-        self._stop = threading.Event()
         # Guards the fields below and the backlogs' contents.
         self._changed = threading.Condition()
         self._waiting_bytes = 0
         self._busy = 0
-        #: Busy backlogs that are in no group yet, and groups that no thread has taken. Threads take one group each.
+        #: Busy backlogs that are in no group yet.
         self._added: list[_Backlog] = []
         self._added_bytes = 0
-        self._groups: deque[list[_Backlog]] = deque()
+        #: The number of threads that use each lock.
+        self._users: Counter[BrokerLock | None] = Counter()
         self._error: BaseException | None = None
 
     def targets(self, topic: str, proposed: Sequence[MessageQueue]) -> list[MessageQueue]:
         """See `Staging.targets`. Nothing has been sent to the topic if this raises SinkError QUEUES_AWAY or a broker's error."""
         if self._writer is None or not proposed:
             return list(proposed)
-        bookmarks = Bookmarks(self._client, self._writer.sink, topic, self._writer.group, timeout=TIMEOUT)
-        brokers = RocketMQTopicBrokers(self._log, bookmarks, topic, self._broker_queue, self._stop)
-        agreement = Agreement(brokers, self._writer.batch, self._timing.patience)
+        agreement = Agreement(RocketMQTopicBrokers(self._attempt, topic), self._writer.batch, self._timing.patience)
         queues = agreement.reach(proposed)
         self._agreements[topic] = agreement
         return list(queues)
@@ -112,39 +110,31 @@ class RocketMQStaging:
     def add(self, queue: MessageQueue, rows: pa.RecordBatch) -> None:
         """Take rows, which are sent later by a thread. Also raises the error of earlier rows, some of which may have been sent."""
         backlog = self._backlogs.get(queue)
-        where, first = f"queue {queue}", backlog.rows if backlog is not None else 0
-        checked = normalise(rows, where, first)
         if backlog is None:
             backlog = self._backlogs[queue] = self._make_backlog(queue)
         # Before any row of this call is sent, refuse rows that a Proxy does not pass on.
-        packing_for(self._client, queue, checked, where, self._timing.patience, first)
+        packing_for(self._client, queue, rows, f"queue {queue}", self._timing.patience, backlog.rows)
         with self._changed:
             self._changed.wait_for(lambda: self._waiting_bytes < WAITING_BYTES or self._error is not None)
             if self._error is not None:
                 raise self._error
-            backlog.rows += checked.num_rows
-            if not checked.num_rows:
+            backlog.rows += rows.num_rows
+            if not rows.num_rows:
                 return
-            backlog.waiting.append(checked)
-            self._waiting_bytes += checked.nbytes
+            backlog.waiting.append(rows)
+            self._waiting_bytes += rows.nbytes
             if not backlog.busy:
                 backlog.busy = True
                 self._busy += 1
                 self._added.append(backlog)
-            self._added_bytes += checked.nbytes
+            self._added_bytes += rows.nbytes
             if self._added_bytes >= TOGETHER_BYTES:
                 self.start()
 
     def start(self) -> None:
         """Begin to send the rows that were added so far. Otherwise a few rows wait until `receipt`, or until there are more."""
-        with self._changed:
-            added, self._added, self._added_bytes = self._added, [], 0
-            by_broker: dict[tuple[str, str], list[_Backlog]] = {}
-            for backlog in added:
-                by_broker.setdefault((backlog.queue.topic, backlog.queue.broker_name), []).append(backlog)
-            for backlogs in by_broker.values():
-                for group in _groups(backlogs):
-                    self._submit(group)
+        for group in self._take_added():
+            self._submit(group)
 
     def receipt(self) -> Receipt:
         """Wait until all added rows are stored and can be read, give the queues back, and return the receipt."""
@@ -162,7 +152,7 @@ class RocketMQStaging:
 
     def abandon(self) -> None:
         """Stop sending, and give the queues back. Rows that were sent stay."""
-        self._stop.set()
+        self._attempt.stop.set()
         with self._changed:
             self._error = self._error or abandoned(next(iter(self._backlogs), MessageQueue("", "", 0)))
         self._join()
@@ -173,7 +163,7 @@ class RocketMQStaging:
     def _make_backlog(self, queue: MessageQueue) -> _Backlog:
         """Return an empty backlog for a queue. Raises TopicError MISSING, RESERVED or NO_SUCH_QUEUE."""
         self._require(queue)
-        port = self._broker_queue(queue)
+        port = RocketMQQueue(self._attempt, queue, self._lock_of(queue))
         return _Backlog(port, QueueWriter(port, self._writer, self._partition))
 
     def _require(self, queue: MessageQueue) -> None:
@@ -187,58 +177,63 @@ class RocketMQStaging:
             self._log.require(queue)
         self._log.refuse_hidden_static(queue.topic)
 
-    def _broker_queue(self, queue: MessageQueue) -> RocketMQQueue:
-        return RocketMQQueue(
-            self._client,
-            self._log,
-            queue,
-            self._writer,
-            self._client_id,
-            self._timing,
-            self._stop,
-            self._yield,
-            self._agreements.get(queue.topic),
-        )
+    def _lock_of(self, queue: MessageQueue) -> BrokerLock | None:
+        """Return the lock of the queue's broker."""
+        if self._writer is None:
+            return None
+        broker = queue.topic, queue.broker_name
+        if broker not in self._locks:
+            self._locks[broker] = BrokerLock(self._attempt, queue, self._yield, self._agreements.get(queue.topic))
+        return self._locks[broker]
+
+    def _take_added(self) -> list[list[_Backlog]]:
+        """Return the busy backlogs that are in no group yet, in groups for one thread each."""
+        with self._changed:
+            added, self._added, self._added_bytes = self._added, [], 0
+        by_broker: dict[tuple[str, str], list[_Backlog]] = {}
+        for backlog in added:
+            by_broker.setdefault((backlog.queue.topic, backlog.queue.broker_name), []).append(backlog)
+        return [group for backlogs in by_broker.values() for group in _groups(backlogs)]
 
     def _submit(self, group: list[_Backlog]) -> None:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(PARALLEL, thread_name_prefix=f"send-{self._partition}")
-        self._groups.append(group)
-        self._pool.submit(self._work)
+        self._pool.submit(self._work, group)
 
-    def _work(self) -> None:
-        """Write the rows of the next group."""
+    def _work(self, group: list[_Backlog]) -> None:
+        """Write the rows of a group."""
+        lock = group[0].port.lock
         with self._changed:
-            if not self._groups:
-                return
-            group = self._groups.popleft()
             if self._error is not None:
                 self._end(*group)
                 return
+            self._users[lock] += 1
         alone = group[0].steps is not None
         try:
             running = group if alone else self._acquire(group)
         except BaseException as error:  # handed to the task's thread, which raises it
             self._fail(error, *group)
-            return
+            running = []
         while running:
             running = [backlog for backlog in running if self._advance(backlog, alone=alone)]
+        with self._changed:
+            self._users[lock] -= 1
+            self._changed.notify_all()
 
     def _acquire(self, group: list[_Backlog]) -> list[_Backlog]:
         """Begin to write the rows of a group. Return the backlogs that need not wait, and let the others wait in separate threads."""
-        locked = {backlog.port for backlog in group if backlog.port.keep()}
-        others = [backlog for backlog in group if backlog.port not in locked]
-        locked |= RocketMQQueue.acquire_all([backlog.port for backlog in others])
+        others = [backlog for backlog in group if not backlog.port.keep()]
+        RocketMQQueue.acquire_all([backlog.port for backlog in others])
         for backlog in others:
             # Another attempt may have had the lock in between.
             backlog.writer.look_again()
         for backlog in group:
             backlog.steps = self._write(backlog)
+        waiting = [backlog for backlog in others if not backlog.port.has_read_ahead]
         with self._changed:
-            for backlog in group:
-                if backlog.port not in locked:
-                    self._submit([backlog])
-        return [backlog for backlog in group if backlog.port in locked]
+            for backlog in waiting:
+                self._submit([backlog])
+        return [backlog for backlog in group if backlog not in waiting]
 
     def _advance(self, backlog: _Backlog, *, alone: bool) -> bool:
         """Write until the next wait. Return whether the calling thread has to continue with this backlog."""
@@ -285,47 +280,43 @@ class RocketMQStaging:
         self._changed.notify_all()
 
     def _yield(self) -> None:
-        """Give queues on which no thread works back while waiting for another attempt's lock, because that attempt may wait for them."""
-        with self._changed:
-            idle = [backlog for backlog in self._backlogs.values() if not backlog.busy]
-            for backlog in idle:
-                backlog.busy = True
-                self._busy += 1
-            groups, self._groups = self._groups, deque()
-            added, self._added = self._added, []
-        ports = {}
-        for backlog in itertools.chain(idle, added, *groups):
-            if backlog.port.is_locked:
-                backlog.writer.look_again()
-                ports[backlog.port] = backlog.writer.end
-        error: BaseException | None = None
+        """Give locks that no thread uses back while waiting for another attempt's lock, because that attempt may wait for them."""
+        with contextlib.ExitStack() as guards:
+            with self._changed:
+                idle = [
+                    lock
+                    for lock in list(self._locks.values())
+                    if lock.is_held and not self._users[lock] and lock.guard.acquire(blocking=False)
+                ]
+                for lock in idle:
+                    guards.callback(lock.guard.release)
+            self._release(idle)
+
+    def _release(self, locks: Collection[BrokerLock | None]) -> None:
+        """Give locks back, and keep the first error. Queues without a lock belong to the lock None."""
         try:
-            RocketMQQueue.release_all(ports)
-        except BaseException as caught:  # as in `_work`
-            error = caught
-        with self._changed:
-            self._error = self._error or error
-            for group in groups:
-                self._submit(group)
-            # Rows may have been added to these backlogs in the meantime.
-            self._added += [*added, *(backlog for backlog in idle if backlog.waiting)]
-            self._end(*(backlog for backlog in idle if not backlog.waiting))
-            self.start()
+            RocketMQQueue.release_all(
+                {backlog.port: backlog.writer.end for backlog in list(self._backlogs.values()) if backlog.port.lock in locks}
+            )
+        except BaseException as error:  # as in `_work`
+            with self._changed:
+                self._error = self._error or error
 
     def _join(self) -> None:
+        own, *others = self._take_added() or [[]]
+        for group in others:
+            self._submit(group)
+        if own:
+            # A task with few rows for one broker needs no other thread.
+            self._work(own)
         with self._changed:
-            self.start()
             self._changed.wait_for(lambda: not self._busy)
 
     def _release_queues(self) -> None:
-        if self._pool is None:
-            return
-        try:
-            RocketMQQueue.release_all({backlog.port: backlog.writer.end for backlog in self._backlogs.values()})
-        except BaseException as error:
-            self._error = self._error or error
-        self._pool.shutdown()
-        self._pool = None
+        self._release([None, *self._locks.values()])
+        if self._pool is not None:
+            self._pool.shutdown()
+            self._pool = None
 
 
 def _groups(backlogs: list[_Backlog]) -> Iterator[list[_Backlog]]:

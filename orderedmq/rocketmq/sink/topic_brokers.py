@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from orderedmq.errors import RocketMQUnavailableError
 from orderedmq.model import MessageQueue
-from orderedmq.rocketmq.messages.log import RocketMQLog
 from orderedmq.rocketmq.sink.agreement import BrokerState, States
 from orderedmq.rocketmq.sink.batch_queues import Record
 from orderedmq.rocketmq.sink.bookmarks import Bookmarks
-from orderedmq.rocketmq.sink.broker_queue import RocketMQQueue, abandoned
+from orderedmq.rocketmq.sink.broker_lock import Attempt, BrokerLock
+from orderedmq.rocketmq.sink.broker_queue import RocketMQQueue
 from orderedmq.rocketmq.wire.route import Route
 
 #: Seconds to wait for a broker before it counts as away. This is less than the time for which a gate is trusted.
@@ -24,23 +23,15 @@ TIMEOUT: Final = 5.0
 class RocketMQTopicBrokers:
     """The `TopicBrokers` of one topic. Used by one thread at a time."""
 
-    def __init__(
-        self,
-        log: RocketMQLog,
-        bookmarks: Bookmarks,
-        topic: str,
-        port: Callable[[MessageQueue], RocketMQQueue],
-        stop: threading.Event,
-    ) -> None:
-        """``port`` returns a queue at its broker, for its locks and bookmarks."""
-        self._log = log
-        self._bookmarks = bookmarks
+    def __init__(self, attempt: Attempt, topic: str) -> None:
+        """``attempt`` has a writer."""
+        assert attempt.writer is not None
+        self._attempt = attempt
         self._topic = topic
-        self._port = port
-        self._stop = stop
+        self._bookmarks = Bookmarks(attempt.client, attempt.writer.sink, topic, attempt.writer.group, timeout=TIMEOUT)
 
     def route(self) -> Route:
-        return self._log.route(self._topic)
+        return self._attempt.log.route(self._topic)
 
     def read(self, names: Sequence[str]) -> States:
         queues = [self._queue(name) for name in names]
@@ -59,7 +50,7 @@ class RocketMQTopicBrokers:
         with contextlib.ExitStack() as gates:
             checks: list[Callable[[], bool]] = []
             for name in names:
-                is_locked = gates.enter_context(self._port(self._queue(name)).gate(unless))
+                is_locked = gates.enter_context(BrokerLock(self._attempt, self._queue(name)).gate(unless))
                 if is_locked is None:
                     yield None
                     return
@@ -67,14 +58,13 @@ class RocketMQTopicBrokers:
             yield lambda: all(is_locked() for is_locked in checks)
 
     def enter(self, name: str) -> None:
-        self._port(self._queue(name)).enter()
+        RocketMQQueue(self._attempt, self._queue(name)).enter()
 
     def write(self, name: str, record: Record) -> None:
         self._bookmarks.write_record(self._queue(name), record)
 
     def wait(self, seconds: float) -> None:
-        if self._stop.wait(seconds):
-            raise abandoned(self._queue(""))
+        self._attempt.wait(seconds, self._queue(""))
 
     def now(self) -> float:
         return time.monotonic()

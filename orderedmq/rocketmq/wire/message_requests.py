@@ -111,11 +111,15 @@ class SendStatus(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SendResult:
-    """Where messages were stored. ``queue_offset`` is the first message's. The other messages of a batch follow without a gap."""
+    """Where messages were stored. ``queue_offset`` is the first message's. The other messages of a batch follow without a gap.
+
+    ``position``: the last message's offset in the broker's commit log; None if the answer does not say it.
+    """
 
     status: SendStatus
     queue_id: int
     queue_offset: int
+    position: int | None = None
 
 
 #: The producer group in a send. Brokers do not check that it exists (MixAll.CLIENT_INNER_PRODUCER_GROUP).
@@ -223,7 +227,16 @@ def _send_result(response: RemotingCommand) -> SendResult:
         SendStatus(response.code),
         int_field(response, "queueId"),
         int_field(response, "queueOffset"),
+        _position(response.ext.get("msgId", "")),
     )
+
+
+def _position(ids: str) -> int | None:
+    """Return the commit log's offset in the last of a broker's message ids, which ends with 16 hex digits of it."""
+    try:
+        return int(ids[-16:], 16)
+    except ValueError:
+        return None
 
 
 def send_back(queue: MessageQueue, group: str, position: int, *, delay_level: int, max_reconsume_times: int) -> Request[None]:

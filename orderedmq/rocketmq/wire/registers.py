@@ -15,7 +15,7 @@ register         one for each                       what its number means
 `tenure`         group, queue                       the epoch at which the last owner's unbroken tenure began (group.lock_rules)
 `reset`          group, queue                       the epoch of the last reset of the group's offset (group.lock_rules)
 `mark`           sink's group, topic, broker        which sink the other registers belong to (sink.bookmarks)
-`writer`         sink's group, queue                the run and batch that may write to the queue (sink.bookmarks)
+`writer`         sink's group, topic, broker        the run and batch that may write to the broker (sink.bookmarks)
 `queues`         sink's group, topic, broker        over which queues the sink's last batch is spread (sink.batch_queues)
 `committed`      sink's group, topic, broker        the sink's newest committed batch plus 1
 `history`        sink's group, topic, broker, slot  which batches before `committed` are committed (sink.commit_history)
@@ -74,7 +74,7 @@ def mark(queue: MessageQueue) -> MessageQueue:
 
 
 def writer(queue: MessageQueue) -> MessageQueue:
-    return queue._replace(queue_id=queue.queue_id + _WRITERS)
+    return queue._replace(queue_id=_WRITERS)
 
 
 def queues(queue: MessageQueue) -> MessageQueue:
