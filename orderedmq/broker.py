@@ -405,7 +405,7 @@ class Staging(Protocol):
         """
 
     def add(self, queue: MessageQueue, rows: pa.RecordBatch) -> None:
-        """Stage rows (PRODUCER_COLUMNS, ``body`` required) after all rows that were added before."""
+        """Stage rows, as `message_rows.normalise` returns them, after all rows that were added before."""
 
     def receipt(self) -> Receipt:
         """Make all added rows durable and return their receipt. No more rows may be added."""

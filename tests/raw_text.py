@@ -55,6 +55,8 @@ def pairs(rows: Sequence[Sequence[tuple[bytes, bytes]]]) -> pa.Array:
 
 def append_raw(broker: Broker, queue: MessageQueue, **columns: pa.Array) -> None:
     """Store messages unchanged, without the checks and corrections that this package makes when it writes."""
-    staging = "orderedmq.embedded.staging"
-    with patch(f"{staging}.normalise", lambda rows, where: rows), patch(f"{staging}.check_topic", lambda name, writing: None):
+    with (
+        patch("orderedmq.embedded.log.normalise", lambda rows, where: rows),
+        patch("orderedmq.embedded.staging.check_topic", lambda name, writing: None),
+    ):
         broker.log.append({queue: pa.record_batch(columns)})

@@ -28,6 +28,7 @@ from orderedmq.model import MessageQueue, OffsetRange, select_schema
 from orderedmq.pulls import bounded
 from orderedmq.routing.selector import require_targets
 from orderedmq.rows.filters import Filter
+from orderedmq.rows.message_rows import normalise
 from orderedmq.schema import concat_batches
 from orderedmq.text import valid_rows
 
@@ -338,7 +339,7 @@ class EmbeddedLog:
         staging = EmbeddedStaging(self._store, self._clock, None)
         try:
             for queue, some in rows.items():
-                staging.add(queue, some)
+                staging.add(queue, normalise(some, f"queue {queue}"))
             receipt = staging.receipt()
         except BaseException:
             staging.abandon()

@@ -33,7 +33,6 @@ from orderedmq.embedded.topics import topic_of
 from orderedmq.errors import SinkError, StoreError, rows_gone
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue, OffsetRange, check_topic
 from orderedmq.routing.content_hash import content_sum64
-from orderedmq.rows.message_rows import normalise
 
 #: From this many bytes of rows on, starting a thread is worth its cost.
 THREAD_BYTES: Final = 1024 * 1024
@@ -108,7 +107,6 @@ class EmbeddedStaging:
     def add(self, queue: MessageQueue, rows: pa.RecordBatch) -> None:
         if self._error is not None:
             raise self._error
-        checked = normalise(rows, f"queue {queue}")
         if not self._rows:
             self._compared = self._is_compared()
         if queue not in self._rows:
@@ -116,9 +114,9 @@ class EmbeddedStaging:
             with self._store.read() as txn:
                 self._codecs[queue.topic] = codec.CODECS.index(topic_of(txn, queue.topic).compression)
                 index.state(txn, queue)
-        self._rows[queue] = self._rows.get(queue, 0) + checked.num_rows
-        self._waiting.append((queue, checked))
-        self._waiting_bytes += checked.nbytes
+        self._rows[queue] = self._rows.get(queue, 0) + rows.num_rows
+        self._waiting.append((queue, rows))
+        self._waiting_bytes += rows.nbytes
         if self._waiting_bytes >= THREAD_BYTES:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=f"stage-{self.token}", daemon=True)

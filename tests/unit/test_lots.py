@@ -24,7 +24,7 @@ QUEUE = MessageQueue("lot", "embedded", 0)
 @pytest.fixture
 def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Log]:
     # These rows represent messages that a broker parked. Unlike users' rows, they must keep their reserved properties.
-    monkeypatch.setattr("orderedmq.embedded.staging.normalise", lambda rows, where: rows)
+    monkeypatch.setattr("orderedmq.embedded.log.normalise", lambda rows, where: rows)
     with EmbeddedBroker(tmp_path / "store") as broker:
         broker.admin.create_topic("lot", 1)
         yield broker.log

@@ -76,7 +76,7 @@ def tickets(found: list[dict[str, Any]]) -> list[LotPlace | None]:
 @pytest.fixture(autouse=True)
 def as_a_broker(monkeypatch: pytest.MonkeyPatch) -> None:
     # These rows represent messages that a broker parked. Unlike users' rows, they must keep their reserved properties.
-    monkeypatch.setattr("orderedmq.embedded.staging.normalise", lambda rows, where: rows)
+    monkeypatch.setattr("orderedmq.embedded.log.normalise", lambda rows, where: rows)
 
 
 @pytest.fixture
