@@ -231,7 +231,7 @@ def test_a_deleted_topic_is_missed_everywhere(everywhere: World) -> None:
         assert other.log.pull(queue, 0, 3, 100, ("body",)).num_rows == 3
         other.log.bounds([queue])
         everywhere.broker.admin.delete_topic(topic)
-        with pytest.raises(TopicError, match=f"MISSING.*{topic}.*Create it"):
+        with pytest.raises(TopicError, match=f"MISSING.*{topic}"):
             other.log.pull(queue, 0, 3, 100, ("body",))
         assert other.log.bounds([queue]) == {}
         assert topic not in [info.name for info in other.log.topics()]
@@ -250,7 +250,7 @@ def test_what_is_appended_to_a_topic_that_was_deleted_just_now_does_not_make_it_
         # The producer still believes that the topic exists, because it checks this at most once a second.
         other.log._confirmed[topic] = time.monotonic()
         for send in (lambda: producer.send(numbers(3)), lambda: other.log.append({everywhere.queue: numbers(3)})):
-            with pytest.raises(TopicError, match=f"MISSING.*{topic}.*Create it"):
+            with pytest.raises(TopicError, match=f"MISSING.*{topic}"):
                 send()
         assert topic not in [info.name for info in everywhere.log.topics()]
 
