@@ -28,9 +28,8 @@ from orderedmq.model import DEFAULT_COMPRESSION, PRODUCER_COLUMNS, MessageQueue,
 from orderedmq.options.sink import SinkOptions
 from orderedmq.ownership.allocate import queues_in
 from orderedmq.ownership.micro_batch import SourceRun, run_of, sink_of
-from orderedmq.routing.key_hash import HashedKeys, key_hash64
 from orderedmq.routing.selector import selector
-from orderedmq.routing.sharding_key import hashed_keys
+from orderedmq.routing.sharding_key import HashedKeys, hashed_keys, key_hash64
 from orderedmq.rows.message_rows import normalise, several_tags
 from orderedmq.schema import concat_batches
 from orderedmq.text import valid

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from orderedmq import pulls
 from orderedmq.broker import Broker, Log
 from orderedmq.errors import GroupError
 from orderedmq.model import MessageQueue, is_parked
@@ -22,7 +23,6 @@ from orderedmq.ownership.lag import ParkedCounts
 from orderedmq.ownership.offsets import Checkpoint, OffsetMap
 from orderedmq.ownership.owned_queue import Owned
 from orderedmq.ownership.owner import Owner
-from orderedmq.parking import reading
 from orderedmq.parking.lot import Lot
 from orderedmq.parking.rules import change_with_parked, has_parked, parked_queue
 
@@ -97,7 +97,7 @@ class LotPlanner:
         lot = self._lots.get(queue)
         if lot is None or lot.begin != owned.position:
             lot = self._lots[queue] = Lot(owned.position)
-        reading.read(self._log, lot, queue, end)
+        pulls.read_lot(self._log, lot, queue, end)
         return lot
 
     def _warn(self, full: set[MessageQueue]) -> None:

@@ -13,7 +13,7 @@ from enum import Enum
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
-from orderedmq.capabilities import Capabilities
+from orderedmq.endpoint import Capabilities
 from orderedmq.model import DEFAULT_COMPRESSION, MessageQueue, OffsetRange
 from orderedmq.ownership.lock import ClientIdentity, LockToken, Refusal
 from orderedmq.ownership.micro_batch import SourceRun

@@ -1,4 +1,4 @@
-"""A broker's address: a directory, or a cluster's nameservers with an account and TLS. Pure.
+"""The address of a broker (a directory, or a cluster's nameservers with an account and TLS), and how the kinds of brokers differ. Pure.
 
 Partitions and lock tokens contain an Endpoint. It is pickled to executors with its secrets, which no repr, message or column shows.
 """
@@ -10,9 +10,28 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-from orderedmq.capabilities import EMBEDDED, ROCKETMQ, Capabilities
 from orderedmq.conditions import OptionCondition, RocketMQCondition
 from orderedmq.errors import OptionError, RocketMQError
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """The promises of a kind of broker.
+
+    fenced: the broker itself refuses a change under a stale lock epoch, and a tenure continues across a restart (lineage).
+    atomic_publish: one transaction makes a batch visible and moves the group offsets of its source.
+    names_owner: the refusal of a lock names the owner.
+    """
+
+    fenced: bool
+    atomic_publish: bool
+    names_owner: bool
+
+
+#: The capabilities of each kind of broker. Option checks need them before a connection exists.
+EMBEDDED: Final = Capabilities(fenced=True, atomic_publish=True, names_owner=True)
+ROCKETMQ: Final = Capabilities(fenced=False, atomic_publish=False, names_owner=False)
+
 
 #: An account's options, and the environment variables from which the command takes them. The command has no flags for an account, because
 #: every user of a machine can see a command's arguments.

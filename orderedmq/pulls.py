@@ -1,8 +1,11 @@
-"""Helpers for the pulls of all brokers: a limit of bytes, and reading a queue up to a known end or at given offsets."""
+"""What the pulls of all brokers share: a limit of bytes, warnings about malformed texts, and reading a queue or a parking lot to an end."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import logging
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
@@ -11,9 +14,16 @@ import pyarrow.compute as pc
 from orderedmq.broker import Log
 from orderedmq.errors import beyond_end
 from orderedmq.model import MessageQueue
+from orderedmq.parking.lot import LOT_COLUMNS, Lot
+from orderedmq.text import valid_rows
+
+_logger = logging.getLogger("orderedmq")
 
 #: Offsets that are less than this apart are read by one pull, because a RocketMQ broker returns 32 messages at a time anyway.
 _NEAR: Final = 32
+#: Limits of one pull of a lot: messages, and bytes of their bodies. A broker may have to send the bodies although they are not needed.
+LOT_PULL: Final = 8192
+LOT_PULL_BYTES: Final = 16 * 1024 * 1024
 
 
 def bounded(batch: pa.RecordBatch, max_bytes: int) -> pa.RecordBatch:
@@ -68,3 +78,65 @@ def _runs(offsets: Sequence[int]) -> Iterator[tuple[int, int]]:
             begin = at
         end = at + 1
     yield begin, end
+
+
+def end_of_lot(log: Log, queue: MessageQueue) -> int:
+    """Return the end offset of the parking lot ``queue``, or 0 if no message was ever parked in it, so that it does not exist."""
+    bounds = log.bounds([queue]).get(queue)
+    return 0 if bounds is None else bounds.max_offset
+
+
+def read_lot(log: Log, lot: Lot, queue: MessageQueue, end: int) -> None:
+    """Add the messages of ``queue`` from the end of ``lot`` up to ``end`` to ``lot``. A lower ``end`` changes nothing.
+
+    After an error, the lot has the messages that were read before the error, and a later call continues after them. Raises the errors of
+    `pulls`.
+    """
+    for rows in pulls(log, queue, lot.end, end, LOT_PULL, LOT_PULL_BYTES, LOT_COLUMNS):
+        lot.add(rows)
+
+
+@dataclass
+class _Seen:
+    messages: int = 0
+    last: int = -1
+    #: The number of messages at which the next warning is logged.
+    warn_at: int = 1
+
+
+class MalformedText:
+    """Counts messages with malformed text. Warns about the first one in a queue and each time their number doubles. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._seen: dict[MessageQueue, _Seen] = {}
+
+    def note(self, queue: MessageQueue, offsets: Iterable[int]) -> None:
+        """Count malformed messages by their offsets. Ignores offsets up to the highest one counted so far."""
+        given = sorted(offsets)
+        if not given:
+            return
+        with self._lock:
+            seen = self._seen.setdefault(queue, _Seen())
+            new = [offset for offset in given if offset > seen.last]
+            if not new:
+                return
+            seen.messages += len(new)
+            seen.last = new[-1]
+            if seen.messages < seen.warn_at:
+                return
+            seen.warn_at = 2 * seen.messages
+            messages, last = seen.messages, seen.last
+        _logger.warning(
+            "%d messages of queue %s, the last one at offset %d, have a tag, key or property that is not UTF-8. Each malformed byte "
+            "sequence is shown as U+FFFD, as Java shows it. Correct the producer",
+            messages,
+            queue,
+            last,
+        )
+
+    def valid(self, batch: pa.RecordBatch, queue: MessageQueue, first: int) -> pa.RecordBatch:
+        """Return the rows with valid text, and count those that had malformed text. ``first``: offset of the first row."""
+        batch, rows = valid_rows(batch)
+        self.note(queue, (first + rows).tolist())
+        return batch

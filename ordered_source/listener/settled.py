@@ -7,11 +7,11 @@ from itertools import groupby
 from typing import Final
 
 from ordered_source.read_context import LotPlan
+from orderedmq import pulls
 from orderedmq.broker import Broker, PullSettings
 from orderedmq.listening.engine import NO_BOUND, LotView, Message, Outcome
 from orderedmq.model import MAX_OFFSET, MessageQueue, OffsetRange
 from orderedmq.ownership.lock import LockToken
-from orderedmq.parking import reading
 from orderedmq.parking.lot import Lot
 
 #: The parking lots that this process has read: (broker, group, queue) → (epoch of the lock under which it was read, lot).
@@ -48,12 +48,12 @@ class Settled:
         epoch, lot = _LOTS.get(name, (-1, None))
         # Read as the group: the account may have no right to read under another name.
         log = broker.log.reading(PullSettings(token.group))
-        end = reading.end_of(log, parked)
+        end = pulls.end_of_lot(log, parked)
         if lot is None or epoch != token.epoch or lot.begin != plan.end or lot.end > end:
             lot = Lot(plan.end)
         # Store the lot only after a complete read, because a failed read may have stopped half way.
         _LOTS.pop(name, None)
-        reading.read(log, lot, parked, end)
+        pulls.read_lot(log, lot, parked, end)
         _LOTS[name] = token.epoch, lot
         spans = [*runs(sorted(offset for offset in planned if offset < plan.q_begin)), OffsetRange(plan.q_begin, MAX_OFFSET)]
         return cls(lot, plan, broker.groups.letters(token, spans))

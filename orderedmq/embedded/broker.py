@@ -9,7 +9,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import NoReturn, Self
 
-from orderedmq.capabilities import EMBEDDED, Capabilities
 from orderedmq.conditions import OptionCondition, StoreCondition
 from orderedmq.embedded import garbage
 from orderedmq.embedded.admin import EmbeddedAdmin
@@ -18,6 +17,7 @@ from orderedmq.embedded.groups import EmbeddedGroups
 from orderedmq.embedded.log import EmbeddedLog
 from orderedmq.embedded.outbox import EmbeddedOutbox
 from orderedmq.embedded.store.environment import Store
+from orderedmq.endpoint import EMBEDDED, Capabilities
 from orderedmq.errors import OptionError, StoreError, stays_here
 
 

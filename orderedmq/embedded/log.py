@@ -23,9 +23,8 @@ from orderedmq.embedded.store.store_file import another_store
 from orderedmq.embedded.store.transaction import Transaction
 from orderedmq.embedded.topics import topic_of
 from orderedmq.errors import OptionError, StoreError, aged_out, beyond_end, recreated
-from orderedmq.malformed_text import MalformedText
 from orderedmq.model import MessageQueue, OffsetRange, select_schema
-from orderedmq.pulls import bounded
+from orderedmq.pulls import MalformedText, bounded
 from orderedmq.routing.selector import require_targets
 from orderedmq.rows.filters import Filter
 from orderedmq.rows.message_rows import normalise

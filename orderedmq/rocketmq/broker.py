@@ -13,9 +13,8 @@ from hashlib import blake2b
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
-from orderedmq.capabilities import ROCKETMQ, Capabilities
 from orderedmq.conditions import RocketMQCondition
-from orderedmq.endpoint import CredentialsSource, TlsOptions
+from orderedmq.endpoint import ROCKETMQ, Capabilities, CredentialsSource, TlsOptions
 from orderedmq.errors import RocketMQError
 from orderedmq.rocketmq.admin import RocketMQAdmin
 from orderedmq.rocketmq.messages.log import RocketMQLog

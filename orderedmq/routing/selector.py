@@ -21,8 +21,7 @@ from orderedmq.conditions import MessageCondition, OptionCondition, SchemaCondit
 from orderedmq.errors import MessageError, OptionError, SchemaError, SinkError, TopicError
 from orderedmq.model import MAX_QUEUES, MessageQueue
 from orderedmq.routing.content_hash import Words, content_hash64
-from orderedmq.routing.key_hash import HashedKeys
-from orderedmq.routing.sharding_key import HashedNumbers, KeyType, hashed_keys
+from orderedmq.routing.sharding_key import HashedKeys, HashedNumbers, KeyType, hashed_keys
 
 #: The index of each row's queue. 16 bits hold every queue number, and numpy sorts 16-bit numbers fastest.
 Queues: TypeAlias = npt.NDArray[np.uint16]

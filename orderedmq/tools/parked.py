@@ -11,14 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from orderedmq import pulls
 from orderedmq.broker import Broker, PullSettings
 from orderedmq.conditions import GroupCondition, OptionCondition, TopicCondition
 from orderedmq.errors import DataLossError, GroupError, OptionError, TopicError
 from orderedmq.model import PARKED_ORDER, MessageQueue
-from orderedmq.parking import reading
 from orderedmq.parking.lot import LOT_COLUMNS, Lot, lane_key
 from orderedmq.parking.rules import BEHIND, DROPPED, HELD, Order, OrderAction, Ticket, leader_of, origin, parked_queue
-from orderedmq.pulls import pulls
 
 State = Literal["waiting", "held", "dropped"]
 
@@ -87,7 +86,7 @@ class LotReader:
                 anchor = log.anchor(queue.topic, {queue: at.max_offset})
                 lot = Lot(begin)
                 self._lots[group, queue] = lot, anchor
-            reading.read(log, lot, queue, at.max_offset)
+            pulls.read_lot(log, lot, queue, at.max_offset)
             if lot.messages:
                 yield queue, lot
 
@@ -144,7 +143,7 @@ def _keys(broker: Broker, group: str, queue: MessageQueue, lot: Lot) -> list[Par
     """Return the keys of a lot. The lot is read a second time, because `Lot` does not keep the tickets."""
     keys: dict[object, ParkedKey] = {}
     log, parked = broker.log.reading(PullSettings(group)), parked_queue(group, queue)
-    for rows in pulls(log, parked, lot.begin, lot.end, reading.LOT_PULL, reading.LOT_PULL_BYTES, LOT_COLUMNS):
+    for rows in pulls.pulls(log, parked, lot.begin, lot.end, pulls.LOT_PULL, pulls.LOT_PULL_BYTES, LOT_COLUMNS):
         for place, key, properties in zip(*(rows.column(name).to_pylist() for name in LOT_COLUMNS), strict=True):
             noted = dict(properties)
             if PARKED_ORDER in noted:

@@ -13,13 +13,12 @@ from typing import Any, Final
 from pyspark import TaskContext
 
 from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus
+from orderedmq import pulls
 from orderedmq.broker import Broker
 from orderedmq.model import DEAD_LETTER_PREFIX, MessageQueue
 from orderedmq.ownership.micro_batch import run_of
-from orderedmq.parking import reading
 from orderedmq.parking.lot import Lot
 from orderedmq.parking.rules import parked_queue
-from orderedmq.pulls import pulls
 from orderedmq.rows.dead_letters import ORIGIN_BROKER, ORIGIN_OFFSET, REAL_QUEUE, REAL_TOPIC
 from tests import event_log
 
@@ -78,7 +77,7 @@ def read_lot(broker: Broker, group: str, queue: MessageQueue) -> Lot:
     """Return the current content of a queue's parking lot."""
     parked = parked_queue(group, queue)
     lot = Lot(broker.groups.offsets(group, [parked]).get(parked, 0))
-    reading.read(broker.log, lot, parked, reading.end_of(broker.log, parked))
+    pulls.read_lot(broker.log, lot, parked, pulls.end_of_lot(broker.log, parked))
     return lot
 
 
@@ -90,7 +89,7 @@ def dead_letters(broker: Broker, group: str) -> Iterator[tuple[str, str, int, in
     [queue] = broker.log.queues(topic)
     at = broker.log.bounds([queue])[queue]
     columns = ("sharding_key", "properties", "store_timestamp")
-    for rows in pulls(broker.log, queue, at.min_offset, at.max_offset, 8192, 1 << 24, columns):
+    for rows in pulls.pulls(broker.log, queue, at.min_offset, at.max_offset, 8192, 1 << 24, columns):
         keys, properties, times = rows.columns
         for key, items, stored in zip(keys.to_pylist(), properties.to_pylist(), times.cast("int64").to_pylist(), strict=True):
             of = dict(items)

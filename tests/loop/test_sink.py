@@ -11,8 +11,8 @@ import pytest
 
 import orderedmq
 from orderedmq.errors import OrderedMQError, SchemaError
-from orderedmq.routing.key_hash import HashedKeys
 from orderedmq.routing.selector import select_by_hash
+from orderedmq.routing.sharding_key import HashedKeys
 from tests.loop.conftest import LoopRig
 
 OUT = {"topic": "out"}

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus, OrderPerKey, consume_orderly
-from orderedmq.parking import reading
+from orderedmq import pulls
 from orderedmq.parking.lot import Lot
 from orderedmq.parking.rules import Order, parked_queue
 from tests.rocketmq.peers import Peers
@@ -77,7 +77,7 @@ def test_a_poisoned_key_of_a_java_producer_waits_alone_over_a_restart_and_comes_
     def nothing_parked() -> bool:
         parked = parked_queue(rig.group, queue)
         lot = Lot(rig.broker.groups.offsets(rig.group, [parked]).get(parked, 0))
-        reading.read(rig.broker.log, lot, parked, reading.end_of(rig.broker.log, parked))
+        pulls.read_lot(rig.broker.log, lot, parked, pulls.end_of_lot(rig.broker.log, parked))
         return lot.messages == 0
 
     until(nothing_parked, "no message is parked any more", 90)

@@ -12,8 +12,8 @@ from pyspark.sql import SparkSession
 import orderedmq
 from orderedmq.broker import Broker
 from orderedmq.rocketmq.local.servers import Cluster
-from orderedmq.routing.key_hash import java_string_hash
 from orderedmq.routing.selector import select_by_hash
+from orderedmq.routing.sharding_key import java_string_hash
 from tests.jars import jars_required
 from tests.quick_spark import QUICK_SERVER
 from tests.rocketmq.peers import Peers

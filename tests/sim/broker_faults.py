@@ -20,7 +20,7 @@ from typing import Any, Final, cast
 
 from ordered_source.group_session import GroupSession, Session, open_session
 from orderedmq.broker import Broker
-from orderedmq.capabilities import ROCKETMQ
+from orderedmq.endpoint import ROCKETMQ
 from orderedmq.errors import LockError, OrderedMQError
 from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.options.source import SourceOptions

@@ -15,8 +15,8 @@ import pyarrow as pa
 from ordered_source import group_session, stream_reader, topic_watch
 from ordered_source.renewal import Renewal
 from orderedmq.broker import PullSettings, QueueBounds, TopicInfo
-from orderedmq.capabilities import EMBEDDED
 from orderedmq.conditions import StoreCondition
+from orderedmq.endpoint import EMBEDDED
 from orderedmq.errors import StoreError, aged_out
 from orderedmq.model import MessageQueue, is_parked
 from orderedmq.ownership.lock import ClientIdentity, LockToken, Refusal

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus, OrderPerQueue, consume_orderly
 from orderedmq.model import MessageQueue
-from orderedmq.routing.key_hash import java_string_hash
+from orderedmq.routing.sharding_key import java_string_hash
 from orderedmq.text import text_of
 from tests.raw_text import JAVAS, append_raw, pairs, strings
 from tests.spark.conftest import Rig

@@ -15,11 +15,11 @@ import pytest
 from typer.testing import CliRunner
 
 import orderedmq
+from orderedmq import pulls
 from orderedmq.broker import Broker, Log
 from orderedmq.cli import app
 from orderedmq.model import MessageQueue
 from orderedmq.ownership.lock import ClientIdentity, LockToken
-from orderedmq.parking import reading
 from orderedmq.parking.lot import LOT_COLUMNS, Lot
 from orderedmq.parking.rules import BEHIND, DROPPED, HELD, Put, Ticket, companion, parked_queue
 from orderedmq.tools.parked import LotReader
@@ -50,7 +50,7 @@ class Owner(NamedTuple):
         """The due time of each key, as the owner reads it when it plans its next batch."""
         lot, at = parked_queue("g", queue), self.broker.groups.offsets("g", [parked_queue("g", queue)])
         found = Lot(at.get(lot, 0))
-        reading.read(self.broker.log, found, lot, reading.end_of(self.broker.log, lot))
+        pulls.read_lot(self.broker.log, found, lot, pulls.end_of_lot(self.broker.log, lot))
         return {key: one.due for key, one in found.keys.items()}
 
 
@@ -256,7 +256,7 @@ def test_what_the_owner_has_done_meanwhile_is_read_again(
     owner.park(first, *(Ticket(offset, 1, 1, HELD) for offset in range(5)))
     owner.park(first, Ticket(5, 1, 1, HELD))
     reader = LotReader(broker)
-    read = reading.read
+    read = pulls.read_lot
     seen: list[Any] = []
 
     def read_late(*given: Any) -> None:
@@ -268,7 +268,7 @@ def test_what_the_owner_has_done_meanwhile_is_read_again(
         seen.append(given)
         read(*given)
 
-    monkeypatch.setattr(reading, "read", read_late)
+    monkeypatch.setattr(pulls, "read_lot", read_late)
     assert reader.look("g") == {}
     assert len(seen) == 1
     assert broker.log.bounds([parked_queue("g", first)])[parked_queue("g", first)].min_offset == 5
@@ -280,14 +280,14 @@ def test_a_lot_that_is_deleted_while_it_is_read_is_left_out(
     for queue in queues:
         owner.park(queue, Ticket(0, 1, 1, HELD))
     owner.leave()
-    read = reading.read
+    read = pulls.read_lot
 
     def read_late(log: Log, lot: Lot, queue: MessageQueue, end: int) -> None:
         if queue == parked_queue("g", queues[2]) and queue in log.bounds([queue]):
             broker.admin.delete_topic("b")
         read(log, lot, queue, end)
 
-    monkeypatch.setattr(reading, "read", read_late)
+    monkeypatch.setattr(pulls, "read_lot", read_late)
     assert list(LotReader(broker).look("g")) == [*queues[:2]]
 
 

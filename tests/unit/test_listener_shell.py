@@ -30,6 +30,7 @@ from ordered_source.listener.settled import Settled
 from ordered_source.listener.shell import Consumer
 from ordered_source.partition_reader import LotSpan, QueuePartition
 from ordered_source.read_context import LotPlan
+from orderedmq import pulls
 from orderedmq.conditions import DataLossCondition, StoreCondition
 from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.embedded.groups import EmbeddedGroups
@@ -39,7 +40,6 @@ from orderedmq.listening.concurrent_engine import ConcurrentSettings
 from orderedmq.listening.key_engine import OrderPerKey
 from orderedmq.listening.queue_engine import OrderPerQueue
 from orderedmq.model import MAX_BODY_BYTES, MAX_KEY_BYTES, MessageQueue
-from orderedmq.parking import reading
 from orderedmq.parking.lot import Lot
 from orderedmq.parking.rules import Order, companion, parked_queue
 from orderedmq.schema import MESSAGE_SCHEMA
@@ -76,7 +76,7 @@ class Rig:
         self.broker.log.append({QUEUE: rows([f"body {key}" for key in keys], sharding_key=list(keys))})
 
     def ends(self) -> tuple[int, int]:
-        return self.broker.log.bounds([QUEUE])[QUEUE].max_offset, reading.end_of(self.broker.log, LOT)
+        return self.broker.log.bounds([QUEUE])[QUEUE].max_offset, pulls.end_of_lot(self.broker.log, LOT)
 
     def read(
         self, planned: bool, *, columns: tuple[str, ...] = COLUMNS, lot: bool = True, size: int = 1000
@@ -133,7 +133,7 @@ class Rig:
     def lying(self) -> dict[object, list[int]]:
         """The offsets of the parked messages by key, from the lot's committed offset on."""
         lot = Lot(self.lot_position)
-        reading.read(self.broker.log, lot, LOT, reading.end_of(self.broker.log, LOT))
+        pulls.read_lot(self.broker.log, lot, LOT, pulls.end_of_lot(self.broker.log, LOT))
         return {key: one.offsets for key, one in lot.keys.items()}
 
 
@@ -330,7 +330,7 @@ def test_a_repeat_of_a_planned_lot_honours_what_was_parked_again(rig: Rig) -> No
     assert rig.run(rig.by_key(bad("a")), planned=True, commit=False) == [(1, "SUCCESS", 2, None), (0, "PARKED", 2, 30)]
     rig.heard.clear()
     # The repeat uses the logged plan.
-    end = reading.end_of(rig.broker.log, LOT)
+    end = pulls.end_of_lot(rig.broker.log, LOT)
     part = rig.read(planned=True)
     rig_end, LotEnd = rig.ends, 2
     rig.ends = lambda: (rig_end()[0], LotEnd)  # type: ignore[method-assign]
@@ -808,13 +808,13 @@ def test_what_a_former_task_has_read_of_a_lot_is_continued_and_another_locks_rea
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[int] = []
-    read = reading.read
+    read = pulls.read_lot
 
     def counted(log: Any, lot: Lot, queue: MessageQueue, end: int) -> None:
         begun.append(lot.end)
         read(log, lot, queue, end)
 
-    monkeypatch.setattr(reading, "read", counted)
+    monkeypatch.setattr(pulls, "read_lot", counted)
     rig.send("a")
     rig.run(rig.by_key(bad("a")))
     for _ in range(2):
@@ -900,7 +900,7 @@ def test_without_order_each_message_of_a_key_is_due_at_its_own_time(rig: Rig) ->
     rig.send("a", "a")
     assert rig.run(rig.concurrently(listen)) == [(0, "PARKED", 1, 7200), (1, "PARKED", 1, 5)]
     lot = Lot(0)
-    reading.read(rig.broker.log, lot, LOT, 2)
+    pulls.read_lot(rig.broker.log, lot, LOT, 2)
     assert lot.next_due() == int((rig.now + 5) * 1000)
     rig.now += 5
     rig.broker.admin.order_parked("g", QUEUE, [Order("retry", "a")])

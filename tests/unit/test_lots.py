@@ -8,11 +8,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from orderedmq import pulls
 from orderedmq.broker import Log
 from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.errors import DataLossError
 from orderedmq.model import MessageQueue
-from orderedmq.parking import reading
 from orderedmq.parking.lot import Lot
 from orderedmq.parking.rules import BEHIND, Ticket, parked_queue
 from orderedmq.schema import PRODUCER_SCHEMA
@@ -37,26 +37,26 @@ def parked(*messages: tuple[str | None, Ticket]) -> pa.RecordBatch:
 
 def test_a_lot_that_was_never_made_is_empty(log: Log) -> None:
     lot, missing = Lot(0), parked_queue("g", QUEUE)
-    assert reading.end_of(log, missing) == 0
-    reading.read(log, lot, missing, reading.end_of(log, missing))
+    assert pulls.end_of_lot(log, missing) == 0
+    pulls.read_lot(log, lot, missing, pulls.end_of_lot(log, missing))
     assert (lot.messages, lot.end, lot.next_due()) == (0, 0, None)
 
 
 def test_a_lot_is_read_from_where_it_begins_up_to_the_end_that_is_asked_for(log: Log) -> None:
     log.append({QUEUE: parked(*((f"k{n}", Ticket(n, 1, 1, 1000 + n)) for n in range(5)))})
     lot = Lot(1)
-    reading.read(log, lot, QUEUE, 4)
+    pulls.read_lot(log, lot, QUEUE, 4)
     assert (list(lot.keys), lot.end, lot.next_due()) == (["k1", "k2", "k3"], 4, 1001)
 
 
 def test_a_lot_is_continued_where_it_ended_and_never_goes_back(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "LOT_PULL", 2)
+    monkeypatch.setattr(pulls, "LOT_PULL", 2)
     log.append({QUEUE: parked(("a", Ticket(0, 1, 1, 1000)), ("a", Ticket(1, 0, 0, BEHIND)), (None, Ticket(2, 1, 1, 500)))})
     lot = Lot(0)
-    reading.read(log, lot, QUEUE, 3)
+    pulls.read_lot(log, lot, QUEUE, 3)
     log.append({QUEUE: parked(("a", Ticket(3, 0, 0, BEHIND)))})
-    reading.read(log, lot, QUEUE, reading.end_of(log, QUEUE))
-    reading.read(log, lot, QUEUE, 2)
+    pulls.read_lot(log, lot, QUEUE, pulls.end_of_lot(log, QUEUE))
+    pulls.read_lot(log, lot, QUEUE, 2)
     assert {key: one.offsets for key, one in lot.keys.items()} == {"a": [0, 1, 3], 2: [2]}
     assert (lot.end, lot.messages, lot.next_due()) == (4, 4, 500)
 
@@ -65,5 +65,5 @@ def test_a_lot_that_ends_before_a_known_end_is_a_loss_of_data(log: Log) -> None:
     log.append({QUEUE: parked(("a", Ticket(0, 1, 1, 1000)))})
     lot = Lot(0)
     with pytest.raises(DataLossError, match="BEYOND_END"):
-        reading.read(log, lot, QUEUE, 3)
+        pulls.read_lot(log, lot, QUEUE, 3)
     assert lot.messages == 1

@@ -21,13 +21,13 @@ from ordered_source.columns import full_schema
 from ordered_source.group_session import GroupSession
 from ordered_source.partition_reader import QueuePartition
 from ordered_source.stream_reader import StreamReader
+from orderedmq import pulls
 from orderedmq.broker import Broker
 from orderedmq.embedded import admin
 from orderedmq.embedded.log import EmbeddedLog
 from orderedmq.errors import DataLossError, GroupError, OptionError, TopicError
 from orderedmq.model import MessageQueue
 from orderedmq.options.source import SourceOptions
-from orderedmq.parking import reading
 from orderedmq.parking.rules import BEHIND, HELD, Order, Put, Ticket, parked_queue
 from tests.micro_batches import Checkpoint, MicroBatches
 from tests.stopped_readers import stopped
@@ -141,13 +141,13 @@ def test_lots_are_read_with_the_settings_of_the_query_as_messages_are(broker: Br
             return getattr(self.log, name)
 
     monkeypatch.setattr(EmbeddedLog, "reading", lambda log, how: Named(log))
-    read, logs = reading.read, []
+    read, logs = pulls.read_lot, []
 
     def noted(log: Any, *given: Any) -> None:
         logs.append(log)
         read(log, *given)
 
-    monkeypatch.setattr(reading, "read", noted)
+    monkeypatch.setattr(pulls, "read_lot", noted)
     produce(broker, "a")
     run = Run(broker)
     with stopped(run.reader):

@@ -22,7 +22,7 @@ from orderedmq.rocketmq.codec.gather import total_bytes
 from orderedmq.rocketmq.codec.record_scan import record_starts
 from orderedmq.rocketmq.codec.row_decoder import Unreadable, Wanted, decode_exactly
 from orderedmq.rocketmq.codec.stored_message import parse_stored
-from orderedmq.routing.key_hash import java_string_hash
+from orderedmq.routing.sharding_key import java_string_hash
 from orderedmq.schema import concat_batches
 from tests.stored_messages import (
     INNER,

@@ -13,8 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from orderedmq.errors import MessageError, OptionError, SchemaError, SinkError
-from orderedmq.routing import key_hash as module
-from orderedmq.routing.key_hash import HashedKeys, java_string_hash, key_hash64
+from orderedmq.routing import sharding_key as module
 from orderedmq.routing.selector import (
     FunctionSelector,
     HashSelector,
@@ -24,6 +23,7 @@ from orderedmq.routing.selector import (
     select_by_hash,
     selector,
 )
+from orderedmq.routing.sharding_key import HashedKeys, java_string_hash, key_hash64
 from tests.examples import examples
 
 #: Hash codes as Java prints them.
@@ -160,7 +160,7 @@ def test_equal_keys_and_only_they_have_one_64_bit_hash(keys):
 
 def test_64_bit_hashes_are_the_same_in_every_process():
     keys = ["", "order-1", "order-2", "é😀" * 9]
-    program = f"import pyarrow as pa\nfrom orderedmq.routing.key_hash import key_hash64\nprint(key_hash64(pa.array({keys!r})).tolist())"
+    program = f"import pyarrow as pa\nfrom orderedmq.routing.sharding_key import key_hash64\nprint(key_hash64(pa.array({keys!r})).tolist())"
     other = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=sys.path[0] or None)
     assert other.stdout.strip() == str(key_hash64(pa.array(keys)).tolist())
 

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 import orderedmq
 from orderedmq import Producer
 from orderedmq.errors import MessageError, SchemaError
-from orderedmq.routing.key_hash import HashedKeys, key_hash64
 from orderedmq.routing.selector import HashSelector, ModSelector, keyed, selector
-from orderedmq.routing.sharding_key import GivenKeyType, HashedNumbers, hashed_keys, key_type
+from orderedmq.routing.sharding_key import GivenKeyType, HashedKeys, HashedNumbers, hashed_keys, key_hash64, key_type
 
 INTS = st.integers(-(2**31), 2**31 - 1)
 LONGS = st.integers(-(2**63), 2**63 - 1)

@@ -22,12 +22,11 @@ from orderedmq.cli import app
 from orderedmq.errors import SchemaError
 from orderedmq.listening.engine import Message
 from orderedmq.listening.listener import Caller, ConsumeOrderlyContext, ConsumeOrderlyStatus
-from orderedmq.malformed_text import MalformedText
 from orderedmq.model import MAX_OFFSET, PRODUCER_SCHEMA, MessageQueue
+from orderedmq.pulls import MalformedText
 from orderedmq.rocketmq.codec import decode
 from orderedmq.rocketmq.codec.row_decoder import Wanted, decode_exactly
-from orderedmq.routing.key_hash import java_string_hash
-from orderedmq.routing.sharding_key import hashed_keys
+from orderedmq.routing.sharding_key import hashed_keys, java_string_hash
 from orderedmq.rows.dead_letters import dead_letter_properties
 from orderedmq.rows.filters import Filter
 from orderedmq.rows.message_rows import normalise

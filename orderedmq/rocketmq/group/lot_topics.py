@@ -9,8 +9,8 @@ from orderedmq.broker import PullSettings
 from orderedmq.errors import GroupError, RocketMQError, TopicError
 from orderedmq.model import MessageQueue
 from orderedmq.parking.lot import Lot
-from orderedmq.parking.reading import read as read_lot
 from orderedmq.parking.rules import leader_of, origin
+from orderedmq.pulls import read_lot as read_lot
 from orderedmq.rocketmq.group.offsets import GroupOffsets
 from orderedmq.rocketmq.messages.log import RocketMQLog
 from orderedmq.rocketmq.messages.topic_changes import delete_topic

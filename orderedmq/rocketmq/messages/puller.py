@@ -19,9 +19,8 @@ import pyarrow as pa
 from orderedmq.broker import DEFAULT_PULL, PullSettings
 from orderedmq.conditions import DataLossCondition, RocketMQCondition
 from orderedmq.errors import DataLossError, OrderedMQError, RocketMQError
-from orderedmq.malformed_text import MalformedText
 from orderedmq.model import MessageQueue, select_schema
-from orderedmq.pulls import bounded
+from orderedmq.pulls import MalformedText, bounded
 from orderedmq.rocketmq.codec.gather import total_bytes
 from orderedmq.rocketmq.codec.row_decoder import PIECE_BYTES
 from orderedmq.rocketmq.messages.batch_trim import average_body, before_gap, cut_at_gap, decode_rows, drop_repeats

@@ -23,7 +23,7 @@ from orderedmq.rocketmq.wire.frame import Bytes, RemotingCommand
 from orderedmq.rocketmq.wire.message_requests import BROKER_NAME, java_text
 from orderedmq.rocketmq.wire.request import Request, ignore_answer, int_field
 from orderedmq.rocketmq.wire.route import string_tuple
-from orderedmq.routing.key_hash import java_string_hash
+from orderedmq.routing.sharding_key import java_string_hash
 from orderedmq.rows.filters import ALL, canonical, tags_of
 
 _SUCCESS = ResponseCode.SUCCESS
