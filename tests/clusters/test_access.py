@@ -16,20 +16,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pyarrow as pa
 import pytest
-from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from ordered_sink.commit import BatchWriter
-from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus, OrderPerQueue, consume_orderly
-from orderedmq.broker import PullSettings
+from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus, consume_orderly
 from orderedmq.endpoint import Credentials
 from orderedmq.errors import RocketMQError
 from orderedmq.model import MessageQueue
-from orderedmq.ownership.lock import LockToken
-from orderedmq.ownership.membership import Subscription
 from orderedmq.rocketmq.broker import RocketMQBroker
 from orderedmq.rocketmq.group.offsets import GroupOffsets
 from orderedmq.rocketmq.local import probe
@@ -40,7 +35,6 @@ from orderedmq.rocketmq.wire import admin_requests as admin
 from orderedmq.rocketmq.wire import group_requests as groups
 from orderedmq.rocketmq.wire import message_requests
 from orderedmq.rocketmq.wire.request import Request
-from orderedmq.rows.filters import Filter
 from tests.clusters import roles
 from tests.clusters.accounts import ADMIN, BEHIND_PROXY, PLAIN_ACL, PROPERTIES, Accounts, Right, rights
 from tests.clusters.roles import Place, Through
@@ -122,12 +116,6 @@ REQUESTS: list[Request[Any]] = [
 
 
 @pytest.mark.timeout(300)
-def test_signed_requests_are_let_in(guarded: Cluster) -> None:
-    for request in REQUESTS:
-        ask(guarded, ADMIN, request)
-
-
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "credentials", [None, Credentials("administrator", "not-the-secret"), Credentials("somebody-else", "any-secret")]
 )
@@ -143,66 +131,8 @@ def test_others_are_refused_by_name_and_once(guarded: Cluster, credentials: Cred
             assert len(proxy.requests()) == number + 1
 
 
-@pytest.mark.timeout(300)
-def test_an_account_of_one_group_reads_in_its_name(guarded: Cluster, accounts: Accounts) -> None:
-    reader = accounts.make(rights(guarded.version, "source of"))
-    with RocketMQBroker(guarded.address, credentials=ADMIN) as broker:
-        queue = broker.log.queues(QUEUE.topic)[0]
-        begin = broker.log.append({queue: pa.record_batch({"body": pa.array([b"x"]), "tags": ["a"]})})[queue].begin
-    with RocketMQBroker(guarded.address, credentials=reader) as broker:
-        for log in (broker.log, broker.log.reading(PullSettings("shipping"))):
-            with pytest.raises(RocketMQError, match="NO_PERMISSION"):
-                log.pull(queue, begin, 1, 10, ("body",))
-        log = broker.log.reading(PullSettings("billing"))
-        anchor = log.anchor(queue.topic, {queue: begin + 1})
-        assert log.pull(queue, begin, 1, 10, ("body",), anchor).column(0).to_pylist() == [b"x"]
-        assert log.pull_matching(queue, begin, 1, 10, ("body",), Filter(tags=("a",)), anchor)[1] == begin + 1
-
-
-@pytest.mark.timeout(300)
-def test_rights_in_a_namespace_are_named_as_servers_know_them(guarded: Cluster, accounts: Accounts) -> None:
-    ask(guarded, ADMIN, admin.create_topic("acme%spaced", 1))
-    reader = accounts.make(rights(guarded.version, "source of"))
-    with RocketMQBroker(guarded.address, credentials=reader, namespace="acme") as broker:
-        until(lambda: ask_route(guarded, "acme%spaced"), "the nameserver knows the topic")
-        with pytest.raises(RocketMQError, match="lacks .*acme%"):
-            broker.log.require_rights(["spaced"], "billing")
-
-
 def ask_route(guarded: Cluster, topic: str) -> bool:
     return probe.ask(guarded.address, 105, {"topic": topic})[0] == 0
-
-
-@pytest.mark.timeout(300)
-def test_a_group_under_access_control(guarded: Cluster) -> None:
-    """An account with all rights can do everything that a query does in its group. With a wrong secret, each request is refused."""
-    with RocketMQBroker(guarded.address, credentials=ADMIN) as broker:
-        queue = broker.log.queues(QUEUE.topic)[0]
-        me = broker.groups.join("me")
-        [member] = broker.groups.heartbeat("billing", me, Subscription("shared", QUEUE.topic, "AVG"))
-        assert member.client_id == me.client_id
-        token = broker.groups.lock("billing", me, [queue])[queue]
-        assert isinstance(token, LockToken)
-        broker.groups.commit({token: 0})
-        assert broker.groups.offsets("billing", [queue]) == {queue: 0}
-        letter = pa.record_batch({"body": pa.array([b"x"])})
-        with RocketMQBroker(guarded.address, credentials=ADMIN) as task:
-            assert task.groups.dead_letter(token, letter, [0]) == 1
-            assert task.groups.dead_letter(token, letter, [0]) == 0
-            assert [lock.client_id for lock in task.admin.locks("billing")] == [me.client_id]
-    with RocketMQBroker(guarded.address, credentials=Credentials("administrator", "not-the-secret")) as broker:
-        me = broker.groups.join("me")
-        for call in (
-            lambda: broker.groups.heartbeat("billing", me, Subscription("shared", QUEUE.topic)),
-            lambda: broker.groups.lock("billing", me, [queue]),
-            lambda: broker.groups.offsets("billing", [queue]),
-            lambda: broker.groups.members("billing"),
-        ):
-            with pytest.raises(RocketMQError) as caught:
-                call()
-            assert caught.value.condition == "ORDEREDMQ_ROCKETMQ.NO_PERMISSION"
-            assert "billing" in caught.value.message
-            assert "not-the" not in str(caught.value)
 
 
 # --- the documented table of rights
@@ -629,61 +559,6 @@ def test_a_group_whose_deletion_is_refused_keeps_what_is_parked(guarded: Cluster
         assert delete() is None
         assert lots not in {topic.name for topic in broker.log.topics()}
         assert name not in broker.admin.groups()
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(300)
-def test_queries_of_an_account_that_may_do_what_they_need(
-    guarded: Cluster, accounts: Accounts, spark: SparkSession, tmp_path: Path
-) -> None:
-    """A query from source to sink, and a listener that writes a dead letter."""
-    every = rights(guarded.version, "source of", "`consume_orderly`", "sink to `invoices`, `sinkGroup")
-
-    def options(account: Credentials) -> dict[str, str]:
-        return {"namesrvAddr": guarded.address, "accessKey": account.access_key, "secretKey": account.secret_key}
-
-    account = options(accounts.make(every))
-    with RocketMQBroker(guarded.address, credentials=ADMIN) as broker:
-        broker.log.append({QUEUE: roles.row(b"poison")})
-        target = broker.log.queues("invoices")[0]
-        before = broker.log.bounds([target])[target].max_offset
-
-        def copy(given: dict[str, str]) -> None:
-            rows = spark.readStream.format("orderedmq").options(**account, topic="orders", consumerGroup="billing").load()
-            writer = rows.select("sharding_key", "body").writeStream.format("orderedmq").options(**given, topic="invoices")
-            writer = writer.options(sinkGroup="billing-out", checkpointLocation=str(tmp_path / "copy"))
-            writer.trigger(availableNow=True).start().awaitTermination()
-
-        poor = accounts.make([right for right in every if right.action not in ("Get", "PUB") and "out" not in right.resource])
-        with pytest.raises(StreamingQueryException, match="lacks .*(invoices|billing-out)"):
-            copy(options(poor))
-        copy(account)
-        assert broker.log.bounds([target])[target].max_offset > before
-
-    def listener(messages: Sequence[Any], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
-        if any(message.body == b"poison" for message in messages):
-            raise ValueError("poison")
-        return ConsumeOrderlyStatus.SUCCESS
-
-    reader = spark.readStream.format("orderedmq").options(**account, topic="orders", consumerGroup="billing")
-    rows = reader.options(startingOffsets="earliest", includeLockToken="true").load()
-
-    def listen_to(credentials: Credentials | None) -> None:
-        outcomes = rows.transform(
-            consume_orderly,
-            listener,
-            OrderPerQueue(max_reconsume_times=0, suspend_current_queue_time_millis=10),
-            credentials=credentials,
-        )
-        writer = outcomes.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "listener"))
-        writer.trigger(availableNow=True).start().awaitTermination()
-
-    with pytest.raises(StreamingQueryException, match=r"credentials=orderedmq\.Credentials"):
-        listen_to(None)
-    listen_to(Credentials(account["accessKey"], account["secretKey"]))
-    with RocketMQBroker(guarded.address, credentials=ADMIN) as broker:
-        [letters] = broker.log.queues("%DLQ%billing")
-        assert b"poison" in broker.log.pull(letters, 0, 100, 1 << 20, ("body",)).column(0).to_pylist()
 
 
 @pytest.mark.holds("renewed account")

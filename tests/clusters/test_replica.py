@@ -16,7 +16,6 @@ from orderedmq.rocketmq.local.servers import BrokerServer, Cluster
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.wire.codes import RequestCode
 from orderedmq.rocketmq.wire.message_requests import max_offset
-from tests.clusters.replicated import SYNC
 from tests.jars import jars_required
 from tests.quick_spark import QUICK_SERVER
 from tests.rocketmq.proxy import Network
@@ -35,7 +34,9 @@ def replicated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Clust
     with jars_required():
         fetch_jars(DEFAULT_VERSION)
     folder = tmp_path_factory.mktemp("replicated")
-    properties = {**SYNC, "slaveReadEnable": True, "accessMessageInMemoryMaxRatio": 0}
+    # An acknowledged message is on disk and, while the replica runs, also at the replica.
+    synchronous = {"brokerRole": "SYNC_MASTER", "flushDiskType": "SYNC_FLUSH"}
+    properties = {**synchronous, "slaveReadEnable": True, "accessMessageInMemoryMaxRatio": 0}
     with Cluster(folder, properties=properties, jvm=QUICK_SERVER) as servers:
         with orderedmq.connect(namesrv_addr=servers.address) as broker:
             broker.admin.create_topic("t", 1)
@@ -122,7 +123,7 @@ def test_a_replica_that_may_not_be_read_from_costs_a_moment(replicated: tuple[Cl
 def test_what_a_killed_master_acknowledged_is_read_from_its_replica_and_there_when_it_is_back(
     replicated: tuple[Cluster, BrokerServer], network: Network
 ) -> None:
-    """The master has SYNC_MASTER and SYNC_FLUSH. This is a short version of the storms in test_cluster_storm.py."""
+    """The master has SYNC_MASTER and SYNC_FLUSH."""
     servers, replica = replicated
     with orderedmq.connect(namesrv_addr=network.address) as broker, Client(servers.address) as client:
         topic = Topic(broker, "t")

@@ -136,10 +136,8 @@ class Proxy:
     changes, later connections go to the new one.
     """
 
-    def __init__(self, target: str, rewrite: Mapping[str, str] | None = None, *, remember: bool = True) -> None:
-        """``remember``: whether to record the frames, for tests that use `exchanges`."""
+    def __init__(self, target: str, rewrite: Mapping[str, str] | None = None) -> None:
         self.target = target
-        self._remember = remember
         self.connections: list[Connection] = []
         self.rewrite = {old.encode(): new.encode() for old, new in (rewrite or {}).items()}
         #: The behaviour of connections without a plan.
@@ -230,7 +228,7 @@ class Proxy:
         """Forward one direction. Each piece is queued with the time at which it is due, so that a delay does not hold up later pieces."""
         line: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
         sender = asyncio.ensure_future(self._send(connection, line, writer, up))
-        frames = Frames(up, connection.exchanges if self._remember else None, self.rewrite if not up else {})
+        frames = Frames(up, connection.exchanges, self.rewrite if not up else {})
         try:
             while data := await reader.read(_PIECE):
                 if up:
@@ -365,11 +363,11 @@ class Frames:
 class Network:
     """Proxies in front of a whole cluster. Clients that start at ``address`` never connect to a server directly."""
 
-    def __init__(self, namesrv: str, brokers: list[str], *, remember: bool = True) -> None:
-        """``namesrv``: one address, or several separated by ``;``. ``remember``: see `Proxy`."""
-        self.brokers = [Proxy(address, remember=remember) for address in brokers]
+    def __init__(self, namesrv: str, brokers: list[str]) -> None:
+        """``namesrv``: one address, or several separated by ``;``."""
+        self.brokers = [Proxy(address) for address in brokers]
         rewrite = {proxy.target: proxy.address for proxy in self.brokers}
-        self.namesrvs = [Proxy(address, rewrite, remember=remember) for address in namesrv.split(";")]
+        self.namesrvs = [Proxy(address, rewrite) for address in namesrv.split(";")]
         self.namesrv = self.namesrvs[0]
         self.address = ";".join(proxy.address for proxy in self.namesrvs)
 
