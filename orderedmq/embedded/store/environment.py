@@ -475,11 +475,6 @@ class Store:
         written = target or self.path
         try:
             yield
-        except StoreError as error:
-            if error.sub == StoreCondition.CORRUPT:
-                # A segment file may be missing because another store has taken this one's place.
-                self.require_here()
-            raise
         except lmdb.MapFullError as error:
             raise map_full(self.path, self.map_size) from error
         except (lmdb.PanicError, lmdb.BadTxnError) as error:
