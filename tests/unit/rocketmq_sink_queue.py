@@ -20,9 +20,8 @@ from orderedmq.rocketmq.codec.properties import parse_properties
 from orderedmq.rocketmq.sink import commit_history, commit_report
 from orderedmq.rocketmq.sink.commit_history import Committed
 from orderedmq.rocketmq.sink.commit_report import Token, Verdict, judge, parse_token
-from orderedmq.rocketmq.sink.contested import settle
 from orderedmq.rocketmq.sink.message_stamp import COLUMNS, Writer, read_stamp
-from orderedmq.rocketmq.sink.queue_writer import QueueWriter, Start
+from orderedmq.rocketmq.sink.queue_writer import QueueWriter, Start, settle
 
 QUEUE = MessageQueue("t", "broker-a", 0)
 SINK = "sink"

@@ -1,9 +1,10 @@
-"""One queue at its broker, as one attempt of one sink's partition uses it: read and send under the broker's lock. See queue_writer.py."""
+"""The queues and brokers of a topic, as one attempt of one sink's partition uses them. See queue_writer.py and agreement.py."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -21,6 +22,8 @@ from orderedmq.rocketmq.net import access
 from orderedmq.rocketmq.net.connection import Connection
 from orderedmq.rocketmq.net.deadline import Deadline
 from orderedmq.rocketmq.net.fan_out import ask_queues
+from orderedmq.rocketmq.sink.agreement import BrokerState, States
+from orderedmq.rocketmq.sink.batch_queues import Record
 from orderedmq.rocketmq.sink.bookmarks import TIMEOUT, Bookmarks
 from orderedmq.rocketmq.sink.boundaries import Boundaries
 from orderedmq.rocketmq.sink.broker_lock import Attempt, BrokerLock, Grant
@@ -29,11 +32,14 @@ from orderedmq.rocketmq.sink.message_stamp import COLUMNS, find_messages, may_co
 from orderedmq.rocketmq.sink.queue_writer import Start
 from orderedmq.rocketmq.wire import message_requests, rights
 from orderedmq.rocketmq.wire.message_requests import PullResult, PullStatus
+from orderedmq.rocketmq.wire.route import Route
 
 #: The producer group of all sends. It is not used for anything else.
 SINK_PRODUCER_GROUP: Final = "OMQ_SINK"
 #: Bytes of bodies per read when a task looks back.
 _READ_BYTES: Final = 16 * 1024 * 1024
+#: Seconds to wait for a broker before it counts as away. This is less than the time for which a gate is trusted.
+_AWAY: Final = 5.0
 
 
 class _Ahead(NamedTuple):
@@ -257,3 +263,57 @@ def _read_ahead(ports: Sequence[RocketMQQueue], bookmarks: Sequence[int | None])
     asked = [(queue, message_requests.max_offset(queue)) for queue in begins if queue not in ends]
     ends.update(zip([queue for queue, _ in asked], ask_queues(client, asked, Deadline.after(TIMEOUT))))
     return [ends[queue] for queue in begins]
+
+
+class RocketMQTopicBrokers:
+    """The `TopicBrokers` of one topic: the records and gates at all its brokers. Used by one thread at a time."""
+
+    def __init__(self, attempt: Attempt, topic: str) -> None:
+        """``attempt`` has a writer."""
+        assert attempt.writer is not None
+        self._attempt = attempt
+        self._topic = topic
+        self._bookmarks = Bookmarks(attempt.client, attempt.writer.sink, topic, attempt.writer.group, timeout=_AWAY)
+
+    def route(self) -> Route:
+        return self._attempt.log.route(self._topic)
+
+    def read(self, names: Sequence[str]) -> States:
+        queues = [self._queue(name) for name in names]
+        with contextlib.suppress(RocketMQUnavailableError):
+            return dict(zip(names, self._bookmarks.states(queues)))
+        return {name: self._state(queue) for name, queue in zip(names, queues)}
+
+    def _state(self, queue: MessageQueue) -> BrokerState | RocketMQUnavailableError:
+        try:
+            return self._bookmarks.states([queue])[0]
+        except RocketMQUnavailableError as error:
+            return error
+
+    @contextlib.contextmanager
+    def gates(self, names: Sequence[str], unless: Callable[[], bool]) -> Iterator[Callable[[], bool] | None]:
+        with contextlib.ExitStack() as gates:
+            checks: list[Callable[[], bool]] = []
+            for name in names:
+                is_locked = gates.enter_context(BrokerLock(self._attempt, self._queue(name)).gate(unless))
+                if is_locked is None:
+                    yield None
+                    return
+                checks.append(is_locked)
+            yield lambda: all(is_locked() for is_locked in checks)
+
+    def enter(self, name: str) -> None:
+        RocketMQQueue(self._attempt, self._queue(name)).enter()
+
+    def write(self, name: str, record: Record) -> None:
+        self._bookmarks.write_record(self._queue(name), record)
+
+    def wait(self, seconds: float) -> None:
+        self._attempt.wait(seconds, self._queue(""))
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def _queue(self, name: str) -> MessageQueue:
+        """Return a queue that identifies the broker."""
+        return MessageQueue(self._topic, name, 0)

@@ -162,7 +162,7 @@ def judge(
     """Decide what a commit has to do. Raises SinkError OUT_OF_ORDER, and BATCH_TOO_OLD unless ``skip``.
 
     ``bookmarks``: the present bookmarks of the queues that have messages of the batch. ``known``: what the brokers of the batch's topics
-    know about it. ``settled``: the reports of `contested.settle` on some of these queues, with all messages that the tasks took there.
+    know about it. ``settled``: the reports of `queue_writer.settle` on some of these queues, with all messages that the tasks took there.
     If an earlier commit was interrupted, some bookmarks have already moved, and the tasks have found all rows and sent none. In that
     case the verdict has the bookmarks that have not moved.
     """

@@ -11,7 +11,7 @@ key in one task, in the same order.
 
 A run of the batch may have its rows in other partitions than an earlier run, so a message of another run may be any task's row. Each
 task that has a row with equal content takes that message, so several tasks of one run may take the same message. The queue then has
-fewer messages than rows, never more, and the commit sends the missing rows (contested.py).
+fewer messages than rows, never more, and the commit sends the missing rows (`queue_writer.settle`).
 """
 
 from __future__ import annotations

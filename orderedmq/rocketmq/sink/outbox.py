@@ -2,7 +2,7 @@
 
 RocketMQ cannot hide messages until a batch is committed. So a task that writes a batch again searches each queue for the rows that
 earlier attempts, of any partition, have sent, and sends only the missing ones (lookback.py). A commit sends rows that are missing
-because several tasks found the same message (contested.py). Readers see a batch's rows before its commit, and also the rows of a batch
+because several tasks found the same message (`queue_writer.settle`). Readers see a batch's rows before its commit, and also the rows of a batch
 that is never committed.
 
 Once a batch with identity is committed, each row is in its queue once. This requires that all attempts were given the same rows, and
@@ -40,9 +40,8 @@ from orderedmq.rocketmq.sink.commit_report import (
     parse_token,
     ranges,
 )
-from orderedmq.rocketmq.sink.contested import settle
 from orderedmq.rocketmq.sink.message_stamp import Writer, sink_name
-from orderedmq.rocketmq.sink.queue_writer import QueueWriter
+from orderedmq.rocketmq.sink.queue_writer import QueueWriter, settle
 from orderedmq.rocketmq.sink.staging import RocketMQStaging
 
 P = TypeVar("P")

@@ -22,11 +22,10 @@ from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.deadline import Deadline
 from orderedmq.rocketmq.sink.agreement import Agreement
 from orderedmq.rocketmq.sink.broker_lock import Attempt, BrokerLock, LockTiming, abandoned
-from orderedmq.rocketmq.sink.broker_queue import RocketMQQueue
+from orderedmq.rocketmq.sink.broker_queue import RocketMQQueue, RocketMQTopicBrokers
 from orderedmq.rocketmq.sink.commit_report import Token
 from orderedmq.rocketmq.sink.message_stamp import Writer, run_name, sink_name
 from orderedmq.rocketmq.sink.queue_writer import QueueWriter
-from orderedmq.rocketmq.sink.topic_brokers import RocketMQTopicBrokers
 from orderedmq.rocketmq.wire.queue_state import RouteState, state_of
 from orderedmq.schema import concat_batches
 
