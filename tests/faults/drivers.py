@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -76,15 +76,13 @@ class Refused(Exception):
 class Driver:
     """A process that runs ``tests.faults.job``: a Python driver with its JVM, source runners and workers."""
 
-    def __init__(
-        self, folder: Path, master: str = "local[2]", settings: Mapping[str, str] | None = None, *, run_by: Sequence[str] = ()
-    ) -> None:
-        """``settings``: Spark's settings. ``run_by``: a command that starts the driver, for example with fewer rights."""
+    def __init__(self, folder: Path, master: str = "local[2]", settings: Mapping[str, str] | None = None) -> None:
+        """``settings``: Spark's settings."""
         folder.mkdir(parents=True, exist_ok=True)
         self.errors = folder / "stderr.txt"
         with self.errors.open("wb") as errors:
             self._process = subprocess.Popen(
-                [*run_by, sys.executable, "-m", "tests.faults.job", master, *(f"{a}={b}" for a, b in (settings or {}).items())],
+                [sys.executable, "-m", "tests.faults.job", master, *(f"{a}={b}" for a, b in (settings or {}).items())],
                 cwd=ROOT,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -138,20 +136,6 @@ class Driver:
         """Make SIGTERM stop the queries at a boundary."""
         self._tell({"do": "stop on sigterm"})
 
-    def go_on(self, done: Callable[[], bool], what: str, **spec: Any) -> int:
-        """Wait until ``done()`` is true, and restart the query whenever it has failed. Return the number of restarts."""
-        failed = 0
-
-        def there() -> bool:
-            nonlocal failed
-            if not self.state()["active"]:
-                self.start(**spec)
-                failed += 1
-            return done()
-
-        until(there, what, 300)
-        return failed
-
     # -- signals to the driver's processes ----------------------------------------------------------------------------------
 
     def processes(self) -> list[psutil.Process]:
@@ -164,17 +148,6 @@ class Driver:
 
     def of_kind(self, kind: str) -> list[psutil.Process]:
         return _of_kind(kind, self.processes())
-
-    def workers(self) -> list[psutil.Process]:
-        """The workers of this driver, without the daemons that fork them."""
-        processes = self.of_kind(WORKER)
-        known, found = {process.pid for process in processes}, []
-        for process in processes:
-            # The process may have ended since it was listed.
-            with contextlib.suppress(psutil.NoSuchProcess):
-                if process.ppid() in known:
-                    found.append(process)
-        return found
 
     def kill_jvm(self) -> None:
         """kill -9 the Python driver and its JVM. Source runners and workers have to notice that themselves."""

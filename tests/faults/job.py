@@ -1,8 +1,7 @@
 """A Spark driver in a separate process, for tests that kill or stop it. It executes the commands that it reads and answers each.
 
     python -m tests.faults.job local[2,3]
-    python -m tests.faults.job local[2] spark.plugins=...    with settings of Spark
-    python -m tests.faults.job sc://127.0.0.1:15002          as a Spark Connect client of that server
+    python -m tests.faults.job local[2] spark.cores.max=2    with settings of Spark
 
 Commands are JSON lines on stdin. Answers are JSON lines on stdout that begin with ``@``, because Spark may also print there.
 """
@@ -49,15 +48,12 @@ def main(master: str, *settings: str) -> None:
     ensure_java()
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
-    client = master.startswith("sc:")
-    builder = SparkSession.builder.remote(master) if client else SparkSession.builder.master(master)
-    builder = builder.appName("orderedmq-faults")
-    given = dict(one.split("=", 1) for one in settings)
-    for name, value in ({} if client else {**session_config(), **given}).items():
+    builder = SparkSession.builder.master(master).appName("orderedmq-faults")
+    given = dict(setting.split("=", 1) for setting in settings)
+    for name, value in {**session_config(), **given}.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
-    if not client:
-        spark.sparkContext.setLogLevel("ERROR")
+    spark.sparkContext.setLogLevel("ERROR")
     spark.dataSource.register(FaultySource)
     queries: dict[str, StreamingQuery] = {}
 

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from tests import event_log
 from tests.waits import until
 
-Action = Literal["hold", "kill", "fail"]
+Action = Literal["hold", "fail"]
 #: Seconds after which a held process fails if no test releases it: longer than a module's tests take on a busy machine.
 PATIENCE = 900.0
 
@@ -40,9 +40,6 @@ class Points:
         for state in ("taken", "reached", "go"):
             self._file(name, state).unlink(missing_ok=True)
         self._write(name, "armed", {"action": action, "after": after})
-
-    def disarm(self, name: str) -> None:
-        self._file(name, "armed").unlink(missing_ok=True)
 
     def wait(self, name: str, timeout: float = 60.0) -> int:
         """Wait until a process has taken the point, and return its pid."""
@@ -79,11 +76,8 @@ class Points:
         if armed["action"] == "hold" and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
         self._write(name, "reached", {"pid": os.getpid()})
-        match armed["action"]:
-            case "kill":
-                os.kill(os.getpid(), signal.SIGKILL)
-            case "fail":
-                raise ToldToFail(f"the test asked for a failure at {name}")
+        if armed["action"] == "fail":
+            raise ToldToFail(f"the test asked for a failure at {name}")
         until(self._file(name, "go").exists, f"point {name} is released", PATIENCE)
 
     def tell(self, event: str, **facts: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from ordered_source import OrderPerKey, OrderPerQueue, consume_orderly, dead_letter
+from ordered_source import OrderPerKey, OrderPerQueue, consume_orderly
 from tests.faults.faulty import FORMAT
 from tests.faults.key_listener import Recorder
 from tests.faults.points import Points
@@ -46,7 +46,6 @@ def start(
     source: Mapping[str, Any] | None = None,
     target: Mapping[str, Any] | None = None,
     listener: Mapping[str, Any] | None = None,
-    letters: str | None = None,
     shuffle: bool = False,
 ) -> StreamingQuery:
     """Start a query that reads ``topic`` and writes to ``sink``: a topic, ``noop``, or ``parquet:<folder>``.
@@ -55,7 +54,6 @@ def start(
 
     - ``listener``: run the listener `Recorder` with these settings. The order is per key if the source has a parking lot, else per
       queue.
-    - ``letters``: send messages that meet this SQL condition to the dead letter topic.
     - ``shuffle``: shuffle the rows before they are written.
     """
     format, place = ("orderedmq", ("namesrvAddr", servers)) if servers else (FORMAT, ("path", path))
@@ -67,7 +65,6 @@ def start(
         order = OrderPerKey if source is not None and "parkingLot" in source else OrderPerQueue
         rows = rows.transform(consume_orderly, Recorder, order(**listener))
     else:
-        rows = rows if letters is None else rows.transform(dead_letter, letters)
         rows = rows.selectExpr("body", "sharding_key", f"{ORIGIN} AS keys")
     writer = (rows.repartition(1) if shuffle else rows).writeStream
     if sink.startswith("parquet:"):

@@ -16,11 +16,3 @@ def test_killed_workers_and_drivers_lose_and_reorder_nothing_of_any_key(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Storm(world, tmp_path / "calls", monkeypatch, keys=200, members=1).run(messages=3000, poison=2, kills=3, moody=2)
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(1800)
-def test_twenty_kills_and_two_members_lose_and_reorder_nothing_of_two_thousand_keys(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    Storm(world, tmp_path / "calls", monkeypatch, keys=2000, members=2).run(messages=200_000, poison=5, kills=20, moody=5)

@@ -1,4 +1,4 @@
-"""query.stop() in the middle of a batch, where the locks linger so that tasks can end, and stops between two batches."""
+"""Stops between two micro-batches. tests/loop/test_stop_requests.py has the other cases."""
 
 from __future__ import annotations
 
@@ -8,47 +8,21 @@ import time
 from pathlib import Path
 
 import pytest
-from pyspark.sql.streaming.query import StreamingQuery
 
 from ordered_source import stop_at_boundary
-from orderedmq.errors import OptionError
 from tests.faults.conftest import GROUP, World
 from tests.faults.drivers import JVM, Driver, gone, send
 from tests.waits import until
 
 
-def test_a_query_stopped_in_a_batch_restarts_at_once_and_its_late_task_counts_for_nothing(world: World) -> None:
-    world.produce(30)
+@pytest.mark.holds("stop at a boundary")
+def test_a_query_that_stops_at_a_boundary_finishes_its_batch_and_its_queues_are_free_at_once(world: World) -> None:
+    world.produce(10)
     first = world.start()
-    world.wait_for(90)
-    world.points.arm("write", after=20)
-    world.produce(40)
-    world.points.wait("write")
-    first.stop()
-    until(lambda: all(lock.remaining <= 20 for lock in world.held()), "the locks linger")
-    world.run(source={"lockTimeout": "0"})
-    assert world.count() == 210
-    world.points.release("write")
-    world.produce(10)
-    world.run()
-    until(lambda: world.tokens() == 0, "the staged rows of the stopped run are swept")
-    world.judge()
-
-
-def _in_a_batch(world: World) -> StreamingQuery:
-    """Start a query and hold it in the middle of its second batch, at the point "write"."""
-    world.produce(10)
-    query = world.start()
     world.wait_for(30)
     world.points.arm("write", after=5)
     world.produce(10)
     world.points.wait("write")
-    return query
-
-
-@pytest.mark.holds("stop at a boundary")
-def test_a_query_that_stops_at_a_boundary_finishes_its_batch_and_its_queues_are_free_at_once(world: World) -> None:
-    first = _in_a_batch(world)
     # These messages are for another batch, which is not planned because the query stops before it.
     world.produce(10)
     stopped: list[bool] = []
@@ -67,39 +41,6 @@ def test_a_query_that_stops_at_a_boundary_finishes_its_batch_and_its_queues_are_
     world.produce(10)
     world.run(source={"lockTimeout": "0"})
     world.judge()
-
-
-@pytest.mark.nightly
-def test_a_query_with_a_long_trigger_need_not_wait_for_the_next_one(world: World) -> None:
-    world.produce(10)
-    first = world.start(trigger="1 hour")
-    world.wait_for(30)
-    until(lambda: first.lastProgress is not None, "the micro-batch is done")
-    assert stop_at_boundary(first, 30.0)
-    assert not world.held()
-    world.run(source={"lockTimeout": "0"})
-    world.judge()
-
-
-@pytest.mark.nightly
-def test_a_batch_that_takes_too_long_is_cut(world: World) -> None:
-    first = _in_a_batch(world)
-    assert not stop_at_boundary(first, 0.5)
-    assert not first.isActive
-    until(lambda: all(lock.remaining <= 20 for lock in world.held()), "the locks linger")
-    world.points.release("write")
-    world.run()
-    world.judge()
-
-
-def test_another_source_is_refused_by_name(world: World) -> None:
-    query = world.spark.readStream.format("rate").load().writeStream.format("noop").start()
-    try:
-        with pytest.raises(OptionError, match="stop_at_boundary needs a query that reads with the format orderedmq"):
-            stop_at_boundary(query)
-        assert query.isActive
-    finally:
-        query.stop()
 
 
 @pytest.mark.holds("stop at a boundary")

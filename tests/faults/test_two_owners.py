@@ -1,67 +1,11 @@
-"""Two queries of one group, or two runs of one query: the second is refused while the first is alive, and replaces it when that one
-is killed, or paused for too long.
-"""
+"""An owner whose source runner is killed. tests/loop/test_group_changes.py and test_driver_killed.py have a former run that is alive."""
 
 from __future__ import annotations
 
 import pytest
 
 from tests.faults.conftest import GROUP, World
-from tests.faults.drivers import RUNNER, Driver, kill_below
-from tests.waits import until
-
-#: How many seconds a lock lives. A test that pauses an owner waits that long.
-LIFE = 3.0
-
-
-@pytest.mark.holds("former run")
-@pytest.mark.parametrize(
-    "source", [{"assignment": "shared"}, pytest.param({}, marks=pytest.mark.nightly)], ids=["shared", "exclusive"]
-)
-def test_a_job_that_is_started_twice_on_one_checkpoint_is_refused_and_the_first_goes_on(
-    source: dict[str, str], world: World, lasting: Driver
-) -> None:
-    world.produce(30)
-    lasting.start("first", **world.spec(source=source))
-    world.wait_for_offset(30)
-    before = world.held()
-    world.points.arm("publish")
-    world.produce(20)
-    world.points.wait("publish")
-    assert "another run of this same query" in world.fail(world.start(source={**source, "lockTimeout": "1s"}))
-    assert [lock.epoch for lock in world.held()] == [lock.epoch for lock in before]
-    world.points.release("publish")
-    world.wait_for(150)
-    world.produce(10)
-    world.wait_for(180)
-    assert lasting.stop("first")["failure"] is None
-    world.judge()
-
-
-def test_an_owner_paused_between_batches_commits_no_offset_any_more(world: World, lasting: Driver) -> None:
-    world.lives(LIFE)
-    world.produce(30)
-    # With a foreign sink only the source moves the group's offset, after the batch.
-    world.points.arm("planned")
-    lasting.start("paused", **world.spec(sink="noop"))
-    world.points.wait("planned")
-    world.points.arm("boundary")
-    world.points.release("planned")
-    world.points.wait("boundary")
-    assert world.group_at() == {0: 0, 1: 0, 2: 0}
-    lasting.pause(RUNNER)
-    try:
-        until(lambda: all(lock.remaining == 0 for lock in world.held()), "the locks of the paused query expire")
-        second = world.start("ck2")
-        world.wait_for_offset(30)
-        world.produce(10)
-        world.wait_for_offset(40)
-    finally:
-        lasting.resume()
-        world.points.release("boundary")
-    assert "ORDEREDMQ_LOCK.LOST" in lasting.failure("paused")
-    second.stop()
-    world.judge()
+from tests.faults.drivers import RUNNER, kill_below
 
 
 @pytest.mark.holds("killed owner")

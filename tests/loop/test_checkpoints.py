@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,7 @@ import orderedmq
 from orderedmq.embedded.store.environment import Store
 from tests.contract.support import bodies
 from tests.faults.conftest import GROUP
+from tests.faults.faulty import FaultyReader
 from tests.faults.points import ToldToFail
 from tests.loop.conftest import LoopRig, LoopWorld
 from tests.micro_batches import Checkpoint, Point
@@ -102,6 +104,25 @@ def test_a_backup_is_restored_with_a_new_checkpoint_or_with_one_that_was_copied_
     with orderedmq.connect(copy["path"]) as broker:
         written = {queue.queue_id: bodies(broker, queue) for queue in broker.log.queues("out")}
     assert numbers(written) == list(range(50))
+
+
+def test_asking_for_the_initial_offset_decides_nothing(world: LoopWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark asks twice for the offset of batch 0. Messages arrive after each answer."""
+    initial_offset = FaultyReader.initialOffset
+
+    def followed_by_messages(reader: FaultyReader) -> dict[str, Any]:
+        offset = initial_offset(reader)
+        world.produce(10)
+        return offset
+
+    monkeypatch.setattr(FaultyReader, "initialOffset", followed_by_messages)
+    world.produce(10)
+    query = world.start(source=START)
+    query.advance("planned")
+    assert world.group_at() == at(world, 20), "the query begins where the messages ended when the first batch was planned"
+    query.process_all_available().stop()
+    world.judge(*[{"event": "loss", "queue": str(queue), "begin": 0, "end": 20} for queue in world.queues])
+    assert world.count() == 30
 
 
 @pytest.mark.parametrize("point", ["logged", "written", "published", "committed"])

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pyarrow as pa
 import pytest
 
+from ordered_source.stream_reader import StreamReader
 from orderedmq.errors import OptionError, OrderedMQError
 from orderedmq.model import MessageQueue
 from tests.loop.conftest import LoopRig
@@ -42,6 +45,23 @@ def test_a_message_larger_than_max_bytes_goes_alone(rig: LoopRig) -> None:
 def test_min_offsets_does_not_keep_available_now_from_ending(rig: LoopRig) -> None:
     rig.topic("in", 2, rows=10)
     assert rig.copied(minOffsetsPerTrigger="1000", maxTriggerDelay="10m") == [10]
+
+
+def test_available_now_ends_at_the_messages_of_its_start(rig: LoopRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of the run is fixed before Spark asks for the first offset."""
+    rig.topic("in", 2, rows=20)
+    initial_offset = StreamReader.initialOffset
+
+    def preceded_by_messages(reader: StreamReader) -> dict[str, Any]:
+        rig.fill("in", 4, first=20)
+        return initial_offset(reader)
+
+    monkeypatch.setattr(StreamReader, "initialOffset", preceded_by_messages)
+    query = rig.start({"topic": "in", "consumerGroup": "g", "maxOffsetsPerTrigger": "8"}, OUT, available_now=True)
+    while query.advance("committed") is not None:
+        rig.fill("in", 4, first=24)
+    assert query.rows == [8, 8, 4]
+    assert numbers(rig.bodies("out")) == list(range(20))
 
 
 def test_min_offsets_holds_a_trigger_back_until_enough_is_there(rig: LoopRig) -> None:

@@ -7,12 +7,13 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
 from ordered_source.stop_request import StopRequest
 from ordered_source.stopping import stop_at_boundary
+from orderedmq.errors import OptionError
 from orderedmq.model import MessageQueue
 from orderedmq.ownership.offsets import Checkpoint
 from tests.loop.conftest import EACH_LOOP, LoopRig
@@ -197,15 +198,49 @@ def test_an_answer_stays_and_another_users_folder_asks_for_nothing(monkeypatch: 
     assert not request.answered
 
 
-class IdleQuery:
-    """A running query as its application sees it, between two triggers."""
+class Application:
+    """A query as its application sees it. ``query`` is the running query, if any."""
 
     name, isActive = "orders", True
-    status: ClassVar = {"isTriggerActive": False}
-    lastProgress: ClassVar = {"sources": [{"endOffset": Checkpoint("owner").to_spark()}]}
+
+    def __init__(self, end: object, query: MicroBatchLoop | None = None, *, at_work: bool = False) -> None:
+        self.status = {"isTriggerActive": at_work}
+        self.lastProgress = {"sources": [{"endOffset": end}]}
+        self._query = query
 
     def stop(self) -> None:
         self.isActive = False
+        if self._query is not None:
+            self._query.stop()
+
+
+def test_a_query_between_two_triggers_is_stopped_without_waiting_for_the_next_one(
+    rig: LoopRig, queues: list[MessageQueue]
+) -> None:
+    query = start(rig)
+    query.advance("committed")
+    application: Any = Application(rig.checkpoints["ck"].end(-1), query)
+    assert stop_at_boundary(application)
+    assert held(rig) == []
+    assert sum(rig.broker.groups.offsets("g", queues).values()) == 4
+
+
+def test_a_batch_that_takes_longer_than_the_timeout_is_cut(rig: LoopRig, queues: list[MessageQueue]) -> None:
+    query = start(rig)
+    query.advance("committed")
+    query.advance("written")
+    application: Any = Application(rig.checkpoints["ck"].end(0), query, at_work=True)
+    assert not stop_at_boundary(application, 0.2)
+    assert not query.active
+    assert len(held(rig)) == 2
+
+
+def test_a_query_of_another_format_is_refused_and_goes_on() -> None:
+    application: Any = Application({"rate": 1})
+    with pytest.raises(OptionError) as caught:
+        stop_at_boundary(application)
+    assert caught.value.condition == "ORDEREDMQ_OPTION.UNSUPPORTED"
+    assert application.isActive
 
 
 def test_a_query_that_cannot_be_asked_is_stopped_nevertheless(
@@ -215,7 +250,7 @@ def test_a_query_that_cannot_be_asked_is_stopped_nevertheless(
     folder = tmp_path / f"orderedmq-{os.geteuid()}"
     folder.mkdir()
     folder.chmod(0o777)
-    query: Any = IdleQuery()
+    query: Any = Application(Checkpoint("owner").to_spark())
     assert not stop_at_boundary(query)
     assert not query.isActive
     assert "query orders is stopped as by query.stop()" in caplog.text
