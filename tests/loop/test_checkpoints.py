@@ -59,10 +59,7 @@ def test_an_old_copy_of_the_checkpoint_that_batches_otherwise_fails_by_name_and_
     world.produce(10)
     world.run()
     world.produce(10)
-    text = world.fail(world.start("old", available_now=True))
-    assert "[ORDEREDMQ_SINK.REPLAY_DIFFERS] batch 1 of this query was published already, with other content" in text
-    assert "from 20 to 30 then, and from 20 to 40 now" in text
-    assert "Restore the newest checkpoint, or start with a new one. Here onReplayDiffers=skip does not apply" in text
+    assert "ORDEREDMQ_SINK.REPLAY_DIFFERS" in world.fail(world.start("old", available_now=True))
     # The newest checkpoint still works, the group has not moved, and no message was lost.
     world.run()
     world.judge()

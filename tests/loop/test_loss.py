@@ -12,7 +12,6 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 import orderedmq
 from ordered_source import partition_reader
 from ordered_source.admission import Admission
-from ordered_source.batch_reader import BatchReader
 from ordered_source.columns import full_schema
 from ordered_source.stream_reader import StreamReader
 from orderedmq.embedded.store import layout
@@ -125,26 +124,6 @@ def test_a_topic_that_was_deleted_and_created_again(running: bool, world: LoopWo
     assert world.count() == 108
 
 
-def test_a_topic_that_is_created_again_under_a_query_that_accepts_it(world: LoopWorld) -> None:
-    world.produce(30)
-    world.broker.admin.create_topic("other", 1)
-    query = world.start(topic="in,other", source=ACCEPT).process_all_available()
-    recreate(world)
-    assert world.broker.groups.renew(query.reader._run.owner.tokens()) == [], (
-        "a renewal must not report a loss to another owner"
-    )
-    query.process_all_available().stop()
-    assert world.count() == 105
-    assert sorted(bodies(world)) == expected(world, 30)
-
-
-def test_a_topic_that_is_deleted_fails_the_query_by_name(world: LoopWorld) -> None:
-    world.produce(30)
-    query = world.start().process_all_available()
-    world.broker.admin.delete_topic("in")
-    assert "ORDEREDMQ_DATA_LOSS.TOPIC_DELETED" in world.fail(query)
-
-
 @pytest.mark.holds("named loss")
 @pytest.mark.parametrize("accept", [False, True], ids=["fails", "accepted"])
 @pytest.mark.parametrize(
@@ -197,18 +176,6 @@ def test_a_topic_that_is_deleted_while_its_batch_runs(
     assert query.reader._run.owner.owned.keys() == {MessageQueue(topic, "embedded", 0) for topic in ("in-a", *["in-b"][:again])}
     query.stop()
     assert [lock.queue.topic for lock in rig.broker.admin.locks()] == ["in-a", *["in-b"][:again]]
-
-
-def test_a_store_that_was_replaced_by_an_older_copy_fails_by_name(world: LoopWorld) -> None:
-    world.produce(10)
-    old = str(shutil.copytree(world.path, world.folder / "old"))
-    world.produce(20)
-    world.run()
-    text = world.fail(world.start(path=old, available_now=True))
-    assert "[ORDEREDMQ_DATA_LOSS.BEYOND_END] queue in/embedded/0 ends at 10, but this query has read up to 30" in text
-    assert "the store was replaced by an older copy. Set failOnDataLoss=false to resume at its end" in text
-    world.run()
-    world.judge()
 
 
 def restored(rig: LoopRig, source: dict[str, str]) -> str:
@@ -287,26 +254,6 @@ def test_an_accepted_loss_goes_on_behind_it_once(rig: LoopRig) -> None:
     overtaken(rig)
     assert rig.copied(failOnDataLoss="false") == [5]
     assert numbers(rig.bodies("out")) == [*range(10), *range(30, 35)]
-    assert rig.copied() == []
-
-
-def test_a_topic_that_was_made_anew_is_noticed(rig: LoopRig) -> None:
-    rig.topic("in", 2, rows=20)
-    rig.copied()
-    rig.broker.admin.delete_topic("in")
-    rig.topic("in", 2, rows=100)
-    assert "[ORDEREDMQ_DATA_LOSS.TOPIC_RECREATED] topic 'in'" in rig.fails()
-    assert numbers(rig.bodies("out")) == list(range(20))
-
-
-def test_an_accepted_new_topic_is_read_from_its_beginning(rig: LoopRig) -> None:
-    rig.topic("in", 2, rows=20)
-    rig.copied()
-    rig.broker.admin.delete_topic("in")
-    rig.topic("in", 2)
-    rig.fill("in", 30, first=100)
-    assert rig.copied(failOnDataLoss="false") == [30]
-    assert numbers(rig.bodies("out")) == [*range(20), *range(100, 130)]
     assert rig.copied() == []
 
 
@@ -444,23 +391,6 @@ def test_an_accepted_deletion_of_the_last_topic_that_matches(rig: LoopRig) -> No
     assert query.process_all_available().rows == [2, 3]
 
 
-def test_a_batch_read_of_aged_out_offsets_is_refused(rig: LoopRig) -> None:
-    rig.topic("in", 1, rows=10)
-    rig.fill("in", 5, first=10)
-    rig.broker.admin.trim("in", {rig.broker.log.queues("in")[0]: 15})
-    rig.fill("in", 5, first=15)
-    start = '{"in": {"embedded": {"0": 3}}}'
-
-    def count(**options: str) -> int:
-        given = {"path": rig.path, "topic": "in", "startingOffsets": start, **options}
-        reader = BatchReader(given, full_schema(False))
-        return sum(rows.num_rows for part in reader.partitions() for rows in reader.read(part))
-
-    with pytest.raises(DataLossError, match="ORDEREDMQ_DATA_LOSS.AGED_OUT"):
-        count()
-    assert count(failOnDataLoss="false") == 5
-
-
 @pytest.mark.holds("replaced store")
 @pytest.mark.parametrize("options", [{}, {"failOnDataLoss": "false"}], ids=["", "failOnDataLoss=false"])
 def test_a_checkpoint_of_another_store_is_refused(rig: LoopRig, options: dict[str, str]) -> None:
@@ -471,20 +401,6 @@ def test_a_checkpoint_of_another_store_is_refused(rig: LoopRig, options: dict[st
     with orderedmq.connect(rig.path) as broker:
         StoreRig(broker, rig.path, rig.folder).topic("in", 2, rows=4)
     assert f"[ORDEREDMQ_STORE.REPLACED] the store at {rig.path} is not the one" in rig.fails(**options)
-
-
-def test_a_group_whose_offsets_are_gone_goes_on_at_the_checkpoint(rig: LoopRig) -> None:
-    rig.topic("in", 2, rows=20)
-    rig.copied()
-    rig.fill("in", 4, first=20)
-    store = rig.broker.admin
-    # Delete the group's records, as if the group had never existed.
-    with store._write() as txn:  # type: ignore[attr-defined]
-        for database in ("groups", "locks"):
-            for key in [key for key, _ in txn.scan(database)]:
-                txn.delete(database, key)
-    assert rig.copied() == [4]
-    assert numbers(rig.bodies("out")) == list(range(24))
 
 
 def test_a_group_that_was_sought_back_is_followed_at_the_restart(rig: LoopRig) -> None:

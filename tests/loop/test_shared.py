@@ -98,7 +98,7 @@ def test_starting_offsets_as_json_name_every_queue_of_a_shared_group(shared: Loo
     own = {"allocateMessageQueueStrategy": "CONFIG", "allocateQueues": '{"in": {"embedded": [0, 1]}}'}
     query = start(shared, "one", startingOffsets=every, **own)
     assert query.batches[0].ranges == {f"in/embedded/{queue}": (3, 10) for queue in (0, 1)}
-    with pytest.raises(OptionError, match="startingOffsets names queue in/embedded/8, which does not exist"):
+    with pytest.raises(OptionError, match="in/embedded/8"):
         start(shared, "two", startingOffsets=every.replace('"7"', '"7": 3, "8"'), **own | {"consumerGroup": "other"})
 
 

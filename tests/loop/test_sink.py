@@ -31,98 +31,45 @@ def null(kind: pa.DataType) -> pa.Array:
     return pa.nulls(1, kind)
 
 
-BAD: list[tuple[str, pa.RecordBatch, dict[str, str], str, str]] = [
-    ("a foreign column", one(foo=1), OUT, "ORDEREDMQ_SCHEMA.UNKNOWN_COLUMN", "foo"),
-    ("a column that delays", one(delay_time_level=1), OUT, "ORDEREDMQ_SCHEMA.UNKNOWN_COLUMN", "a delayed message has no order"),
-    ("no body", one(body=None), OUT, "ORDEREDMQ_SCHEMA.MISSING_COLUMN", "body"),
-    ("a body of another type", one(1, None), OUT, "ORDEREDMQ_SCHEMA.WRONG_TYPE", "body"),
+BAD: list[tuple[str, pa.RecordBatch, dict[str, str], str]] = [
+    ("a foreign column", one(foo=1), OUT, "SCHEMA.UNKNOWN_COLUMN"),
+    ("a column that delays", one(delay_time_level=1), OUT, "SCHEMA.UNKNOWN_COLUMN"),
+    ("no body", one(body=None), OUT, "SCHEMA.MISSING_COLUMN"),
+    ("a body of another type", one(1, None), OUT, "SCHEMA.WRONG_TYPE"),
+    ("a missing key column", one(sharding_key=None), {**OUT, "shardingKey": "order_id"}, "SCHEMA.MISSING_COLUMN"),
+    ("a key that is a decimal", one(sharding_key=null(pa.decimal128(10, 0))), OUT, "SCHEMA.WRONG_TYPE"),
+    ("a remainder of text", one(sharding_key="1"), {**OUT, "messageQueueSelector": "mod"}, "SCHEMA.WRONG_TYPE"),
+    ("an order by a map", one(part=null(pa.map_(pa.string(), pa.string()))), {**OUT, "orderBy": "part"}, "SCHEMA.WRONG_TYPE"),
     (
-        "a missing key column",
-        one(sharding_key=None),
-        {**OUT, "shardingKey": "order_id"},
-        "ORDEREDMQ_SCHEMA.MISSING_COLUMN",
-        "order_id",
+        "an order by a struct with an array",
+        one(part=null(pa.struct([("a", pa.list_(pa.int8()))]))),
+        {**OUT, "orderBy": "part"},
+        "SCHEMA.WRONG_TYPE",
     ),
-    *(
-        (
-            f"a key that is {name}",
-            one(sharding_key=null(kind)),
-            OUT,
-            "ORDEREDMQ_SCHEMA.WRONG_TYPE",
-            f"'sharding_key' must be binary or integral or string, but it is {name}. Cast it first",
-        )
-        for name, kind in (
-            ("boolean", pa.bool_()),
-            ("double", pa.float64()),
-            ("decimal(10,0)", pa.decimal128(10, 0)),
-            ("date", pa.date32()),
-            ("timestamp", pa.timestamp("us", "UTC")),
-        )
-    ),
-    (
-        "a remainder of text",
-        one(sharding_key="1"),
-        {**OUT, "messageQueueSelector": "mod"},
-        "ORDEREDMQ_SCHEMA.WRONG_TYPE",
-        "whole numbers",
-    ),
-    *(
-        (
-            f"an order by {name}",
-            one(properties=pa.array([[("a", "b")]], pa.map_(pa.string(), pa.string())), part=null(kind)),
-            {**OUT, "orderBy": order},
-            "ORDEREDMQ_SCHEMA.WRONG_TYPE",
-            f"option orderBy names column '{order}', but values of type {name} cannot be sorted. Name other columns",
-        )
-        for order, name, kind in (
-            ("properties", "map<string,string>", pa.int8()),
-            ("part", "array<tinyint>", pa.list_(pa.int8())),
-            ("part", "struct<a:array<tinyint>>", pa.struct([("a", pa.list_(pa.int8()))])),
-        )
-    ),
-    ("a key that is no number", one(), {**OUT, "shardingKeyType": "long"}, "ORDEREDMQ_MESSAGE.BAD_KEY", "row 0 of partition"),
-    ("no key", one(sharding_key=None), OUT, "ORDEREDMQ_SCHEMA.MISSING_COLUMN", "shardingKey=none"),
-    (
-        "no key for a function of it",
-        one(sharding_key=None),
-        {**OUT, "messageQueueSelector": "mod"},
-        "ORDEREDMQ_SCHEMA.MISSING_COLUMN",
-        "sharding_key",
-    ),
-    ("no topic at all", one(), {}, "ORDEREDMQ_SCHEMA.MISSING_COLUMN", "topic"),
-    ("a missing topic", one(), {"topic": "nope"}, "ORDEREDMQ_TOPIC.MISSING", "topicQueueNums"),
-    ("a retry topic", one(), {"topic": "%RETRY%g"}, "ORDEREDMQ_TOPIC.RESERVED", "%RETRY%g"),
-    ("a path in a name", one(), {"topic": ".."}, "ORDEREDMQ_TOPIC.BAD_NAME", ".."),
-    ("a null topic", one(topic=null(pa.string())), {}, "ORDEREDMQ_MESSAGE.NULL_TOPIC", "has no topic"),
-    ("a null body", one(null(pa.binary())), OUT, "ORDEREDMQ_MESSAGE.NULL_BODY", "row 0"),
-    ("an oversize body", one("x" * 4194305), OUT, "ORDEREDMQ_MESSAGE.TOO_LARGE", "4194305"),
-    ("a long key", one(sharding_key="k" * 5000), OUT, "ORDEREDMQ_MESSAGE.KEY_TOO_LONG", "5000"),
-    (
-        "an unloadable selector",
-        one(sharding_key=None),
-        {**OUT, "messageQueueSelector": "no.such:f"},
-        "ORDEREDMQ_OPTION.INVALID",
-        "no.such",
-    ),
-    (
-        "another number of queues than asserted",
-        one(),
-        {**OUT, "topicQueueNums": "3"},
-        "ORDEREDMQ_TOPIC.QUEUE_COUNT",
-        "has 2 queues",
-    ),
+    ("a key that is no number", one(), {**OUT, "shardingKeyType": "long"}, "MESSAGE.BAD_KEY"),
+    ("no key", one(sharding_key=None), OUT, "SCHEMA.MISSING_COLUMN"),
+    ("no key for a function of it", one(sharding_key=None), {**OUT, "messageQueueSelector": "mod"}, "SCHEMA.MISSING_COLUMN"),
+    ("no topic at all", one(), {}, "SCHEMA.MISSING_COLUMN"),
+    ("a missing topic", one(), {"topic": "nope"}, "TOPIC.MISSING"),
+    ("a retry topic", one(), {"topic": "%RETRY%g"}, "TOPIC.RESERVED"),
+    ("a path in a name", one(), {"topic": ".."}, "TOPIC.BAD_NAME"),
+    ("a null topic", one(topic=null(pa.string())), {}, "MESSAGE.NULL_TOPIC"),
+    ("a null body", one(null(pa.binary())), OUT, "MESSAGE.NULL_BODY"),
+    ("an oversize body", one("x" * 4194305), OUT, "MESSAGE.TOO_LARGE"),
+    ("a long key", one(sharding_key="k" * 5000), OUT, "MESSAGE.KEY_TOO_LONG"),
+    ("an unloadable selector", one(sharding_key=None), {**OUT, "messageQueueSelector": "no.such:f"}, "OPTION.INVALID"),
+    ("another number of queues than asserted", one(), {**OUT, "topicQueueNums": "3"}, "TOPIC.QUEUE_COUNT"),
 ]
 
 
-@pytest.mark.parametrize(("rows", "options", "condition", "word"), [case[1:] for case in BAD], ids=[case[0] for case in BAD])
+@pytest.mark.parametrize(("rows", "options", "condition"), [case[1:] for case in BAD], ids=[case[0] for case in BAD])
 def test_bad_rows_and_options_are_refused_and_nothing_is_written(
-    rig: LoopRig, rows: pa.RecordBatch, options: dict[str, str], condition: str, word: str
+    rig: LoopRig, rows: pa.RecordBatch, options: dict[str, str], condition: str
 ) -> None:
     rig.topic("out", 2)
-    with pytest.raises(OrderedMQError, match="ORDEREDMQ_") as caught:
+    with pytest.raises(OrderedMQError) as caught:
         rig.save(options, rows)
-    assert condition in str(caught.value)
-    assert word in str(caught.value)
+    assert caught.value.condition == f"ORDEREDMQ_{condition}"
     assert sum(map(len, rig.bodies("out").values())) == 0
 
 
@@ -178,7 +125,7 @@ def test_queue_id_chooses_the_queue(rig: LoopRig) -> None:
 
 def test_rows_without_a_key_go_round_if_the_user_says_that_they_have_none(rig: LoopRig) -> None:
     rig.topic("out", 4)
-    with pytest.raises(SchemaError, match=r"SCHEMA.MISSING_COLUMN.*'sharding_key', only body.*set shardingKey=none"):
+    with pytest.raises(SchemaError, match="SCHEMA.MISSING_COLUMN"):
         rig.save(OUT, many(100))
     # With shardingKey=none rows are distributed round-robin, and a column sharding_key is ignored.
     keyless = {**OUT, "shardingKey": "none"}
@@ -189,7 +136,7 @@ def test_rows_without_a_key_go_round_if_the_user_says_that_they_have_none(rig: L
     for queue in rig.broker.log.queues("out"):
         stored = rig.broker.log.pull(queue, 0, 100, 1 << 20, ("sharding_key",))
         assert stored.column(0).to_pylist() == [None] * 50
-    with pytest.raises(SchemaError, match=r"SCHEMA.UNKNOWN_COLUMN.*shardingKey=none .*another name"):
+    with pytest.raises(SchemaError, match="SCHEMA.UNKNOWN_COLUMN"):
         rig.save(keyless, many(100, none=str))
 
 
@@ -203,7 +150,7 @@ def test_a_stream_without_the_key_column_is_refused_when_it_is_planned(rig: Loop
             source, {**OUT, **sink}, group, available_now=True, rows=lambda rows: rows.select(["body"])
         ).process_all_available()
 
-    with pytest.raises(SchemaError, match=r"SCHEMA.MISSING_COLUMN.*set shardingKey=none"):
+    with pytest.raises(SchemaError, match="SCHEMA.MISSING_COLUMN"):
         run("g")
     run("h", shardingKey="none")
     assert sum(map(len, rig.bodies("out").values())) == 10

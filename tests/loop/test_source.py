@@ -92,13 +92,6 @@ def test_a_group_that_never_committed_begins_where_consume_from_where_says(rig: 
     assert rig.copied(consumeFromWhere="last") == [4]
 
 
-def test_a_deleted_checkpoint_goes_on_at_the_groups_offset(rig: LoopRig) -> None:
-    rig.topic("in", 2, rows=20)
-    rig.copied("first")
-    rig.fill("in", 6, first=20)
-    assert rig.copied("second") == [6]
-
-
 def test_broadcasting_reads_everything_without_group_or_lock(rig: LoopRig) -> None:
     rig.topic("in", 2, rows=20)
     source = {"topic": "in", "messageModel": "broadcasting"}
@@ -119,17 +112,6 @@ def test_a_pattern_reads_topics_that_appear_while_the_query_runs(rig: LoopRig) -
     rig.topic("in-b", 1)
     rig.fill("in-b", 5, first=5)
     until(lambda: bool(query.process_all_available()) and numbers(rig.bodies("out")) == list(range(10)))
-
-
-def test_queues_that_are_added_are_read_from_their_beginning(rig: LoopRig) -> None:
-    rig.topic("in", 2, rows=10)
-    source = {"topic": "in", "consumerGroup": "g", "startingOffsets": "latest"}
-    query = rig.start(source, OUT).process_all_available()
-    assert len(rig.broker.admin.locks()) == 2
-    rig.broker.admin.add_queues("in", 3)
-    third = MessageQueue("in", "embedded", 2)
-    rig.broker.log.append({third: pa.record_batch({"body": pa.array([b"2:100"], pa.binary())})})
-    until(lambda: bool(query.process_all_available()) and numbers(rig.bodies("out")) == [100])
 
 
 BAD = [
@@ -174,16 +156,6 @@ def test_tags_choose_messages_and_offsets_count_all(rig: LoopRig) -> None:
     rig.fill("in", 5, first=60)
     assert rig.copied(tags="a || c") == []
     assert rig.offsets("g") == {0: 65}
-
-
-def test_a_query_of_another_group_reads_everything_as_well(rig: LoopRig) -> None:
-    rig.topic("in", 2, rows=20)
-    sink = {**OUT, "onKeyConflict": "ignore"}
-    queries = [rig.start({"topic": "in", "consumerGroup": group}, sink, group) for group in ("g", "h")]
-    for query in queries:
-        query.process_all_available()
-    assert numbers(rig.bodies("out")) == sorted([*range(20), *range(20)])
-    assert rig.offsets("g") == rig.offsets("h") == {0: 10, 1: 10}
 
 
 def test_a_batch_has_partitions_for_queues_with_new_messages_only(rig: LoopRig) -> None:
