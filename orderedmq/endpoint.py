@@ -13,6 +13,14 @@ from typing import Final, TypeAlias
 from orderedmq.conditions import OptionCondition, RocketMQCondition
 from orderedmq.errors import OptionError, RocketMQError
 
+#: An account's options, and the environment variables from which the command takes them. The command has no flags for an account, because
+#: every user of a machine can see a command's arguments.
+ACCOUNT: Final = {
+    "accessKey": "ORDEREDMQ_ACCESS_KEY",
+    "secretKey": "ORDEREDMQ_SECRET_KEY",
+    "securityToken": "ORDEREDMQ_SECURITY_TOKEN",
+}
+
 
 @dataclass(frozen=True)
 class Capabilities:
@@ -31,15 +39,6 @@ class Capabilities:
 #: The capabilities of each kind of broker. Option checks need them before a connection exists.
 EMBEDDED: Final = Capabilities(fenced=True, atomic_publish=True, names_owner=True)
 ROCKETMQ: Final = Capabilities(fenced=False, atomic_publish=False, names_owner=False)
-
-
-#: An account's options, and the environment variables from which the command takes them. The command has no flags for an account, because
-#: every user of a machine can see a command's arguments.
-ACCOUNT: Final = {
-    "accessKey": "ORDEREDMQ_ACCESS_KEY",
-    "secretKey": "ORDEREDMQ_SECRET_KEY",
-    "securityToken": "ORDEREDMQ_SECURITY_TOKEN",
-}
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ Brokers store topics, and nameservers list them. So a topic is created at each b
 deleted at the nameservers (MQAdminExt). A topic's queues are divided evenly among the brokers, and the requested number is their total.
 
 Locks are known only from the reports of members (running_info.py). A seek first takes the locks of the queues that it sets
-(`taken_locks`), so that no query takes a queue during the seek, and then gives them back.
+(`locks.TakenLocks`), so that no query takes a queue during the seek, and then gives them back.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ from orderedmq.parking.rules import (
 )
 from orderedmq.rocketmq.codec.encode import encode, property_columns
 from orderedmq.rocketmq.group import lock_rules
-from orderedmq.rocketmq.group.lot_topics import LotTopics
+from orderedmq.rocketmq.group.locks import TakenLocks
 from orderedmq.rocketmq.group.membership import Directory
 from orderedmq.rocketmq.group.offsets import GROUP_TIMEOUT, GroupOffsets
-from orderedmq.rocketmq.group.taken_locks import TakenLocks
+from orderedmq.rocketmq.group.parking_lots import LotTopics
 from orderedmq.rocketmq.messages.log import RocketMQLog
 from orderedmq.rocketmq.messages.topic_changes import await_registration, delete_topic, every_master, queue_counts
 from orderedmq.rocketmq.net.behind_proxy import AT_EVERY_BROKER

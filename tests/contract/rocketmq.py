@@ -17,8 +17,8 @@ from orderedmq.broker import Broker
 from orderedmq.model import MessageQueue
 from orderedmq.ownership.lock import LOCK_LIFE, ClientIdentity
 from orderedmq.rocketmq.broker import RocketMQBroker
-from orderedmq.rocketmq.group.held_locks import HeldLock, HeldLocks
 from orderedmq.rocketmq.group.lock_rules import lock_names
+from orderedmq.rocketmq.group.locks import HeldLock, HeldLocks
 from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.rocketmq.messages.topic_changes import delete_at_broker
 from orderedmq.rocketmq.net.client import Client

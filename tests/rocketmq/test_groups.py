@@ -23,7 +23,7 @@ from orderedmq.parking.lot import SOURCE_COLUMNS
 from orderedmq.rocketmq.append.broker_port import BrokerPort, send_request
 from orderedmq.rocketmq.broker import RocketMQBroker
 from orderedmq.rocketmq.codec.encode import SendBody
-from orderedmq.rocketmq.group.dead_letter_topic import key_of
+from orderedmq.rocketmq.group.failed_messages import key_of
 from orderedmq.rocketmq.local.probe import ask
 from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.rocketmq.net.client import Client

@@ -12,8 +12,8 @@ import pytest
 from orderedmq.model import MessageQueue
 from orderedmq.ownership.lock import LockToken
 from orderedmq.rocketmq.group import groups
-from orderedmq.rocketmq.group.commits import Commits
 from orderedmq.rocketmq.group.groups import RocketMQGroups
+from orderedmq.rocketmq.group.locks import Commits
 from orderedmq.rocketmq.group.offsets import GroupOffsets
 from orderedmq.rocketmq.group.roster import Roster
 from tests.sim.broker_faults import Simulation, violation

@@ -16,7 +16,7 @@ from orderedmq.conditions import RocketMQCondition, UnavailableCondition
 from orderedmq.errors import RocketMQError, RocketMQUnavailableError
 from orderedmq.model import MESSAGE_SCHEMA, PRODUCER_SCHEMA, MessageQueue
 from orderedmq.rocketmq.codec.encode import Packing, SendBody
-from orderedmq.rocketmq.codec.properties import parse_properties
+from orderedmq.rocketmq.codec.stored_message import parse_properties
 from orderedmq.rocketmq.sink import commit_history, commit_report
 from orderedmq.rocketmq.sink.commit_history import Committed
 from orderedmq.rocketmq.sink.commit_report import Token, Verdict, judge, parse_token

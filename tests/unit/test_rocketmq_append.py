@@ -30,12 +30,12 @@ from orderedmq.rocketmq.append.broker_port import BrokerPort
 from orderedmq.rocketmq.append.once import Appender, AppendWait
 from orderedmq.rocketmq.codec import encode
 from orderedmq.rocketmq.codec.encode import SendBody
-from orderedmq.rocketmq.codec.properties import parse_properties
-from orderedmq.rocketmq.group import dead_letter_topic
-from orderedmq.rocketmq.group.dead_letter_topic import DeadLetterTopic
+from orderedmq.rocketmq.codec.stored_message import parse_properties
+from orderedmq.rocketmq.group import failed_messages
+from orderedmq.rocketmq.group.failed_messages import DeadLetterTopic
 from orderedmq.rocketmq.group.parking_lots import ParkingLots
 from orderedmq.rocketmq.messages.sender import Sender
-from orderedmq.rocketmq.net import access, deadline
+from orderedmq.rocketmq.net import checks, deadline
 from orderedmq.rocketmq.sink import broker_lock, lookback
 from orderedmq.rocketmq.sink.bookmarks import WriterEntry
 from orderedmq.rocketmq.sink.broker_lock import Attempt, BrokerLock, LockTiming
@@ -386,7 +386,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use requests of two messages and a simulated clock."""
     monkeypatch.setattr(encode, "TARGET_BYTES", 400)
     monkeypatch.setattr(lookback, "FIRST_STEP", 2)
-    monkeypatch.setattr(access, "require", lambda *_: None)
+    monkeypatch.setattr(checks, "require_rights", lambda *_: None)
     for module in (broker_port, broker_lock, deadline):
         monkeypatch.setattr(module, "time", time)
 
@@ -542,7 +542,7 @@ def test_an_identity_that_the_next_attempt_does_not_compute_again_is_noticed(
     user: Callable[[World], tuple[list[str], list[str]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     draw = random.Random(0)
-    monkeypatch.setattr(dead_letter_topic, "key_of", lambda *_: f"{draw.random()}")
+    monkeypatch.setattr(failed_messages, "key_of", lambda *_: f"{draw.random()}")
     monkeypatch.setattr(Put, "place", property(lambda put: f"{draw.random()}"))
 
     def scenarios() -> None:

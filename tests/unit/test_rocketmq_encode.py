@@ -25,8 +25,7 @@ from orderedmq.model import (
 from orderedmq.rocketmq.append.broker_port import send_request
 from orderedmq.rocketmq.codec import encode as module
 from orderedmq.rocketmq.codec.encode import Packing, SendBody, Stamp, encode
-from orderedmq.rocketmq.codec.properties import BROKERS_SHARE, MAX_SENT_BYTES, parse_properties
-from orderedmq.rocketmq.codec.stored_message import parse_batch
+from orderedmq.rocketmq.codec.stored_message import BROKERS_SHARE, MAX_SENT_BYTES, parse_batch, parse_properties
 from orderedmq.rows.message_rows import normalise
 
 QUEUE = MessageQueue("t", "a", 0)

@@ -25,7 +25,7 @@ from orderedmq.ownership.owner import Owner, Policy
 from orderedmq.rocketmq.admin import RocketMQAdmin
 from orderedmq.rocketmq.group import groups, lock_rules, membership
 from orderedmq.rocketmq.group.groups import RocketMQGroups
-from orderedmq.rocketmq.group.held_locks import HeldLock
+from orderedmq.rocketmq.group.locks import HeldLock
 from orderedmq.rocketmq.messages.log import RocketMQLog
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.fan_out import lock_queues

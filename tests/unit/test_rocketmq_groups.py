@@ -23,10 +23,9 @@ from orderedmq.ownership.lock import LockToken, Refusal
 from orderedmq.ownership.membership import Member, Subscription
 from orderedmq.parking.rules import companion
 from orderedmq.rocketmq.group import lock_rules, membership, running_info
-from orderedmq.rocketmq.group.commits import Commits
-from orderedmq.rocketmq.group.dead_letter_topic import key_of
+from orderedmq.rocketmq.group.failed_messages import key_of
 from orderedmq.rocketmq.group.groups import RocketMQGroups
-from orderedmq.rocketmq.group.held_locks import HeldLock, HeldLocks, by_broker, by_group
+from orderedmq.rocketmq.group.locks import Commits, HeldLock, HeldLocks, by_broker, by_group
 from orderedmq.rocketmq.group.offsets import GroupOffsets
 from orderedmq.rocketmq.group.roster import Roster
 from orderedmq.rocketmq.net.client import Client

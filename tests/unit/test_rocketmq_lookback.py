@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from orderedmq.model import PRODUCER_SCHEMA, SINK_STAMP
 from orderedmq.ownership.micro_batch import KEPT_BATCHES
 from orderedmq.rocketmq.codec.encode import encode
-from orderedmq.rocketmq.codec.properties import bad_property
+from orderedmq.rocketmq.codec.stored_message import bad_property
 from orderedmq.rocketmq.sink import message_stamp
 from orderedmq.rocketmq.sink.lookback import Ledger, Lookback
 from orderedmq.rocketmq.sink.message_stamp import (

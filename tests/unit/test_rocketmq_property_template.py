@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orderedmq.rocketmq.codec.decode_properties import cut_by_template, learn
 from orderedmq.rocketmq.codec.gather import order_of
-from orderedmq.rocketmq.codec.properties import parse_properties
-from orderedmq.rocketmq.codec.property_template import cut_by_template, learn
+from orderedmq.rocketmq.codec.stored_message import parse_properties
 from tests.examples import examples
 from tests.stored_messages import ODD_PROPERTIES, text
 

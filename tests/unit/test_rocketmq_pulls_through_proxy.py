@@ -16,8 +16,7 @@ from orderedmq.rocketmq.net import lane as lanes
 from orderedmq.rocketmq.net.behind_proxy import UNWRITTEN, answered_together
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.fan_out import ask_queues
-from orderedmq.rocketmq.net.lane import Answer, Lane
-from orderedmq.rocketmq.net.round_trips import PASSED, RoundTrips
+from orderedmq.rocketmq.net.lane import PASSED, Answer, Lane, RoundTrips
 from orderedmq.rocketmq.wire.frame import RemotingCommand
 from orderedmq.rocketmq.wire.message_requests import PullResult, max_offset
 from orderedmq.rocketmq.wire.pull_frames import PullTemplate

@@ -12,7 +12,7 @@ import pytest
 from orderedmq.broker import QueueBounds
 from orderedmq.errors import RocketMQUnavailableError, TopicError
 from orderedmq.model import MessageQueue
-from orderedmq.rocketmq.append.message_type import packing_for
+from orderedmq.rocketmq.append.broker_port import packing_for
 from orderedmq.rocketmq.codec.encode import Packing
 from orderedmq.rocketmq.group.offsets import GroupOffsets
 from orderedmq.rocketmq.messages import log as log_module
@@ -20,8 +20,7 @@ from orderedmq.rocketmq.messages.log import RocketMQLog
 from orderedmq.rocketmq.net import client as client_module
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.wire.codes import RequestCode
-from orderedmq.rocketmq.wire.queue_state import RouteState, state_of
-from orderedmq.rocketmq.wire.route import BrokerData, QueueData, Route
+from orderedmq.rocketmq.wire.route import BrokerData, QueueData, Route, RouteState, state_of
 from tests.unit.rocketmq_peer import Cluster, Link
 
 FIRST, SECOND = MessageQueue("T", "a", 0), MessageQueue("T", "a", 1)

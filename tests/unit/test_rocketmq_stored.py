@@ -18,11 +18,10 @@ from hypothesis import strategies as st
 
 from orderedmq.errors import ProtocolError
 from orderedmq.model import MESSAGE_SCHEMA
-from orderedmq.rocketmq.codec import compression
+from orderedmq.rocketmq.codec import stored_message
 from orderedmq.rocketmq.codec.message_id import UniqueKeys, month_start, offset_message_id
-from orderedmq.rocketmq.codec.properties import bad_property, parse_properties
 from orderedmq.rocketmq.codec.row_decoder import Unreadable, Wanted, decode_exactly
-from orderedmq.rocketmq.codec.stored_message import crc32, parse_all, parse_batch, parse_stored
+from orderedmq.rocketmq.codec.stored_message import bad_property, crc32, parse_all, parse_batch, parse_properties, parse_stored
 from tests.stored_messages import INNER, ODD, QUEUE, V2, Stored, compress, inner, text
 
 JAVA: dict[str, list[Any]] = json.loads((Path(__file__).parent / "java_messages.json").read_text())
@@ -244,16 +243,16 @@ def test_a_compressed_body_cut_off_or_changed_is_refused_or_another_body(method:
     body = b"0123456789" * 300
     packed = compress(body, method)
     flag = 1 | method << 8
-    assert compression.decompress(packed, flag) == body
-    assert compression.decompress(b"", flag) == b""
+    assert stored_message.decompress(packed, flag) == body
+    assert stored_message.decompress(b"", flag) == b""
     for cut in range(1, len(packed)):
-        with pytest.raises(compression.BodyError):
-            compression.decompress(packed[:cut], flag)
+        with pytest.raises(stored_message.BodyError):
+            stored_message.decompress(packed[:cut], flag)
     for at in range(len(packed)):
         changed = packed[:at] + bytes([packed[at] ^ 0x55]) + packed[at + 1 :]
         try:
-            compression.decompress(changed, flag)
-        except compression.BodyError:
+            stored_message.decompress(changed, flag)
+        except stored_message.BodyError:
             pass
 
 
@@ -276,9 +275,9 @@ def test_rows_end_before_a_message_whose_body_cannot_be_read() -> None:
 
 
 def test_the_largest_body_is_no_bomb() -> None:
-    body = bytes(compression.MAX_BYTES)
-    assert compression.decompress(zlib.compress(body), 1) == body
-    assert compression.decompress(compress(body, 2), 0x201) == body
+    body = bytes(stored_message.MAX_PLAIN_BYTES)
+    assert stored_message.decompress(zlib.compress(body), 1) == body
+    assert stored_message.decompress(compress(body, 2), 0x201) == body
 
 
 def test_many_large_bodies_come_out_in_pieces() -> None:

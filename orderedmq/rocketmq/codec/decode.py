@@ -20,16 +20,24 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from orderedmq.model import MAX_OFFSET, RETRY_PREFIX, TIMESTAMP_TYPE, MessageQueue, select_schema
-from orderedmq.rocketmq.codec import properties as names
-from orderedmq.rocketmq.codec.compression import BodyError, decompress
-from orderedmq.rocketmq.codec.decode_properties import columns_of, find_entries, maps_of, strings
+from orderedmq.rocketmq.codec.decode_properties import columns_of, cut_by_template, find_entries, maps_of, strings
 from orderedmq.rocketmq.codec.gather import Bytes, Int64s, contents, gather, gather_alike, order_of, total_bytes
 from orderedmq.rocketmq.codec.message_id import fixed_strings, hex_digits
-from orderedmq.rocketmq.codec.properties import VALUE_END
-from orderedmq.rocketmq.codec.property_template import cut_by_template
 from orderedmq.rocketmq.codec.record_scan import ScannedRecords, record_starts, scan_records
 from orderedmq.rocketmq.codec.row_decoder import MAX_TIME, MIN_TIME, PIECE_BYTES, Unreadable, Wanted, decode_exactly
-from orderedmq.rocketmq.codec.stored_message import COMPRESSED, CRC_BITS, UNWRAP
+from orderedmq.rocketmq.codec.stored_message import (
+    COMPRESSED,
+    CRC_BITS,
+    KEYS,
+    RETRY_TOPIC,
+    SHARDING_KEY,
+    TAGS,
+    UNIQ_KEY,
+    UNWRAP,
+    VALUE_END,
+    BodyError,
+    decompress,
+)
 from orderedmq.schema import concat_batches
 
 MIN_OFFSET: Final = 0
@@ -39,10 +47,10 @@ FEWEST: Final = 48
 GROUP_BYTES: Final = 16 * 1024 * 1024
 
 _PROPERTY_OF: Final = {
-    "tags": names.TAGS,
-    "keys": names.KEYS,
-    "sharding_key": names.SHARDING_KEY,
-    "message_id": names.UNIQ_KEY,
+    "tags": TAGS,
+    "keys": KEYS,
+    "sharding_key": SHARDING_KEY,
+    "message_id": UNIQ_KEY,
 }
 
 
@@ -241,7 +249,7 @@ class _Columns:
         texts = tuple(name for name in columns if name in _PROPERTY_OF)
         if not texts and not retried and "properties" not in columns:
             return {}
-        wanted = (*(_PROPERTY_OF[name] for name in texts), *((names.RETRY_TOPIC,) if retried else ()))
+        wanted = (*(_PROPERTY_OF[name] for name in texts), *((RETRY_TOPIC,) if retried else ()))
         entries = None
         values = None if "properties" in columns else self._by_template(wanted)
         if values is None:
@@ -253,7 +261,7 @@ class _Columns:
         if "message_id" in found:
             found["message_id"] = self._message_id(found["message_id"])
         if retried:
-            found["topic"] = values[names.RETRY_TOPIC].fill_null(self._wanted.queue.topic)
+            found["topic"] = values[RETRY_TOPIC].fill_null(self._wanted.queue.topic)
         if entries is not None and "properties" in columns:
             maps = maps_of(entries, self.malformed)
             if maps is None:
@@ -275,7 +283,7 @@ class _Columns:
         return gather(self._buffer, begins, ends, pa.binary(), order=self._order)
 
     def _by_template(self, wanted: tuple[str, ...]) -> dict[str, pa.Array] | None:
-        """Return the values of each name if all messages fit one `property_template`; otherwise None."""
+        """Return the values of each name if all messages fit one `Template`; otherwise None."""
         begins, ends = self._records.properties_begins, self._records.properties_ends
         cut = cut_by_template(self._data, begins, ends, [name.encode() for name in wanted], self._order)
         if cut is None:

@@ -22,8 +22,18 @@ import pyarrow.compute as pc
 from orderedmq.conditions import MessageCondition
 from orderedmq.errors import MessageError
 from orderedmq.model import MAX_BODY_BYTES, PROPERTIES_TYPE, is_reserved
-from orderedmq.rocketmq.codec import properties as names
 from orderedmq.rocketmq.codec.gather import Int64s, contents
+from orderedmq.rocketmq.codec.stored_message import (
+    BROKERS_SHARE,
+    KEYS,
+    MAX_SENT_BYTES,
+    NAME_END,
+    SHARDING_KEY,
+    TAGS,
+    UNIQ_KEY,
+    VALUE_END,
+    bad_property,
+)
 from orderedmq.rows.message_rows import reserved
 from orderedmq.schema import null_where
 
@@ -51,10 +61,10 @@ MOST_ROWS: Final = 10_000
 #: The numbers below 10,000 as four ASCII digits each.
 _DIGITS: Final = np.frombuffer(b"".join(b"%04d" % number for number in range(10_000)), dtype=np.uint32)
 #: The bytes by which a stored record is larger than the sent message: more fixed fields, the topic's name, the broker's properties.
-_STORED_EXTRA: Final = 91 - _FRAME_BYTES + 127 + names.BROKERS_SHARE
-_COLUMNS: Final = {"tags": names.TAGS, "keys": names.KEYS, "sharding_key": names.SHARDING_KEY}
-_NAME_END: Final = names.NAME_END[0]
-_VALUE_END: Final = names.VALUE_END[0]
+_STORED_EXTRA: Final = 91 - _FRAME_BYTES + 127 + BROKERS_SHARE
+_COLUMNS: Final = {"tags": TAGS, "keys": KEYS, "sharding_key": SHARDING_KEY}
+_NAME_END: Final = NAME_END[0]
+_VALUE_END: Final = VALUE_END[0]
 _SEPARATORS: Final = "[\x01\x02]"
 _EMPTY: Final = pa.scalar("", pa.string())
 
@@ -100,7 +110,7 @@ class Stamp(NamedTuple):
         out = np.empty((count, self.size), dtype=np.uint8)
         out[:, : len(prefix)] = prefix
         out[:, len(prefix) : -1] = quads.view(np.uint8)
-        out[:, -1] = names.VALUE_END[0]
+        out[:, -1] = VALUE_END[0]
         return _fixed(out)
 
 
@@ -109,7 +119,7 @@ class Packing(Enum):
 
     #: Rows share a batch. Its envelope has no properties.
     BATCH = "batch"
-    #: Rows share a batch. Its envelope has the sharding key of the first row. See `append.message_type`.
+    #: Rows share a batch. Its envelope has the sharding key of the first row. See `append.broker_port`.
     FIFO_BATCH = "FIFO batch"
     #: Each row has its own request.
     ALONE = "alone"
@@ -157,7 +167,7 @@ def encode(
     for begin, count in _groups(rows.column("body")):
         part = {
             name: value if isinstance(value, str) else value.slice(begin, count)
-            for name, value in {**given, names.UNIQ_KEY: unique_keys}.items()
+            for name, value in {**given, UNIQ_KEY: unique_keys}.items()
         }
         yield from _encode_group(rows.slice(begin, count), part, where, first, begin, stamp, packing)
 
@@ -202,7 +212,7 @@ def _encode_group(
     more = stamp.size if stamp is not None else 0
     properties = _Properties(rows, extra, where, first + begin)
     texts = properties.parts()
-    widths = properties.sizes(names.MAX_SENT_BYTES - more) + more
+    widths = properties.sizes(MAX_SENT_BYTES - more) + more
     lengths = pc.binary_length(body).to_numpy().astype(np.int64)
     heads = np.zeros((len(body), _HEAD_BYTES // 4), dtype=">i4")
     heads[:, 0] = _FRAME_BYTES + lengths + widths
@@ -221,7 +231,7 @@ def _encode_group(
         if size <= MAX_BATCH_BYTES and not alone:
             envelope = ""
             if packing is Packing.FIFO_BATCH:
-                envelope = f"{names.SHARDING_KEY}\x01{rows.column('sharding_key')[start].as_py()}\x02"
+                envelope = f"{SHARDING_KEY}\x01{rows.column('sharding_key')[start].as_py()}\x02"
             yield SendBody(begin + start, stop - start, data[int(ends[start]) : int(ends[stop])], None, envelope)
         else:
             at = int(ends[start]) + _HEAD_BYTES
@@ -247,7 +257,7 @@ def _encode_few(
         pairs = [(name, texts[row]) for name, texts in values.items() if texts[row]]
         text = "".join(f"{name}\x01{value}\x02" for name, value in pairs)
         properties = text.encode()
-        if len(properties) > names.MAX_SENT_BYTES - (stamp.size if stamp is not None else 0):
+        if len(properties) > MAX_SENT_BYTES - (stamp.size if stamp is not None else 0):
             return None
         if text.count("\x01") != len(pairs) or text.count("\x02") != len(pairs):
             return None
@@ -389,14 +399,14 @@ class _Properties:
                 return self._bad_property_error(row, name, values[row].as_py())
         for row, pairs in enumerate(self._rows.column("properties").to_pylist()):
             for name, value in pairs or ():
-                if not is_reserved(name) and name not in self._extra and names.bad_property(name, value):
+                if not is_reserved(name) and name not in self._extra and bad_property(name, value):
                     return self._bad_property_error(row, name, value)
         raise AssertionError("no property has a separator")
 
     def _bad_property_error(self, row: int, name: str, value: str) -> MessageError:
         return MessageError(
             MessageCondition.BAD_PROPERTY,
-            f"row {self._first + row} for {self._where}: property {name!r} {names.bad_property(name, value)}",
+            f"row {self._first + row} for {self._where}: property {name!r} {bad_property(name, value)}",
         )
 
 

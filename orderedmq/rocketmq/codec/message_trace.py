@@ -17,8 +17,8 @@ from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 from orderedmq.model import MAX_KEY_BYTES
-from orderedmq.rocketmq.codec import properties as names
 from orderedmq.rocketmq.codec.encode import SendBody
+from orderedmq.rocketmq.codec.stored_message import KEYS, TAGS, UNIQ_KEY
 from orderedmq.rows.message_trace import ReturnType, TracedCall
 
 FIELD_END: Final = "\x01"
@@ -35,7 +35,7 @@ _INT: Final = struct.Struct(">i")
 _SHORT: Final = struct.Struct(">H")
 #: The positions of a body's length and of the body in a message of a batch (MessageDecoder.encodeMessage).
 _LENGTH_AT, _BODY_AT = 16, 20
-_UNIQ_KEY, _TAGS, _KEYS = (f"\x02{name}\x01".encode() for name in (names.UNIQ_KEY, names.TAGS, names.KEYS))
+_UNIQ_KEY, _TAGS, _KEYS = (f"\x02{name}\x01".encode() for name in (UNIQ_KEY, TAGS, KEYS))
 
 
 class Trace(NamedTuple):

@@ -15,11 +15,24 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 
 from orderedmq.model import LAST_MS, RETRY_PREFIX, MessageQueue, select_schema
-from orderedmq.rocketmq.codec import properties as names
-from orderedmq.rocketmq.codec.compression import BodyError, decompress
 from orderedmq.rocketmq.codec.message_id import offset_message_id
-from orderedmq.rocketmq.codec.properties import parse_properties
-from orderedmq.rocketmq.codec.stored_message import COMPRESSED, UNWRAP, StoredMessage, crc32, foreign, parse_all, parse_batch
+from orderedmq.rocketmq.codec.stored_message import (
+    COMPRESSED,
+    KEYS,
+    RETRY_TOPIC,
+    SHARDING_KEY,
+    TAGS,
+    UNIQ_KEY,
+    UNWRAP,
+    BodyError,
+    StoredMessage,
+    crc32,
+    decompress,
+    foreign,
+    parse_all,
+    parse_batch,
+    parse_properties,
+)
 from orderedmq.text import TEXTS, is_text, text_of
 
 #: A piece is yielded when its rows have this number of bytes.
@@ -84,7 +97,7 @@ def decode_exactly(responses: Iterable[bytes], wanted: Wanted) -> Iterator[pa.Re
             for message, offset in _unwrap(stored, wanted):
                 properties = parse_properties(message.properties)
                 # Compare the tags again, as PullAPIWrapper.processPullResult does, because the broker compares only their hash codes.
-                if wanted.tags and properties.get(names.TAGS) not in wanted.tags:
+                if wanted.tags and properties.get(TAGS) not in wanted.tags:
                     continue
                 # An inner batch was verified and decompressed as a whole.
                 if "body" in wanted.columns and message.sys_flag & UNWRAP != UNWRAP:
@@ -154,7 +167,7 @@ def _row(message: StoredMessage, offset: int, properties: dict[str, str], wanted
                 value = text_of(message.topic)
                 if value.startswith(RETRY_PREFIX):
                     # A retried message shows its original topic, as in DefaultMQPushConsumerImpl.resetRetryAndNamespace.
-                    value = properties.get(names.RETRY_TOPIC, value)
+                    value = properties.get(RETRY_TOPIC, value)
             case "broker_name":
                 value = wanted.queue.broker_name
             case "queue_id":
@@ -164,14 +177,14 @@ def _row(message: StoredMessage, offset: int, properties: dict[str, str], wanted
             case "body":
                 value = message.body
             case "tags":
-                value = properties.get(names.TAGS)
+                value = properties.get(TAGS)
             case "keys":
-                value = properties.get(names.KEYS)
+                value = properties.get(KEYS)
             case "sharding_key":
-                value = properties.get(names.SHARDING_KEY)
+                value = properties.get(SHARDING_KEY)
             case "message_id":
                 # As in MessageClientExt.getMsgId. A message of an inner batch without a UNIQ_KEY has the record's id; in Java, it has none.
-                value = properties.get(names.UNIQ_KEY) or offset_message_id(message.store_host, message.physical_offset)
+                value = properties.get(UNIQ_KEY) or offset_message_id(message.store_host, message.physical_offset)
             case "born_timestamp":
                 value = _microseconds(message.born_timestamp)
             case "store_timestamp":

@@ -1,4 +1,4 @@
-"""The layout of a stored message in a pull response, and the exact parser, which reads one message at a time. Pure.
+"""A stored message in a pull response: its layout, its properties and its body, and the exact parser, which reads one message at a time. Pure.
 
 This parser decides what is well-formed, and faster parsers must agree with it. A malformed record raises ProtocolError. (RocketMQ's own
 ``MessageDecoder.decode`` silently drops it and all records that follow.) All numbers are big-endian and signed.
@@ -8,6 +8,10 @@ Layout (``MessageDecoder``, ``MessageVersion``, ``MessageSysFlag``), in which an
     0 totalSize 4 | 4 magic 4 | 8 bodyCRC 4 | 12 queueId 4 | 16 flag 4 | 20 queueOffset 8 | 28 physicalOffset 8 | 36 sysFlag 4
     40 bornTimestamp 8 | 48 bornHost 8 or 20 | storeTimestamp 8 | storeHost 8 or 20 | reconsumeTimes 4
     preparedTransactionOffset 8 | bodyLength 4, body | topicLength 1 (V1) or 2 (V2), topic | propertiesLength 2, properties
+
+Properties are text: ``name \\x01 value \\x02 name \\x01 value [\\x02]`` in UTF-8. Nothing is escaped, so a name or value with a separator
+would change other properties and is refused. An entry without a name or a value is ignored. If two entries have the same name, the last
+one counts. The last separator may be missing. The codec of a compressed body is in sysFlag.
 """
 
 from __future__ import annotations
@@ -17,9 +21,11 @@ import zlib
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
+import pyarrow as pa
+
 from orderedmq.conditions import ProtocolCondition
 from orderedmq.errors import ProtocolError
-from orderedmq.model import MessageQueue
+from orderedmq.model import MAX_BODY_BYTES, MAX_PROPERTIES_BYTES, MessageQueue
 from orderedmq.text import text_of
 
 MAGIC_V1: Final = -626843481
@@ -55,6 +61,22 @@ _INNER: Final = struct.Struct(">iiiii")
 CRC_BITS: Final = 0x7FFFFFFF
 #: The size of the smallest message of an inner batch in bytes.
 INNER_MIN_SIZE: Final = _INNER.size + 2
+#: The maximum size of a decompressed body in bytes: four times what a broker accepts by default. A larger body counts as a
+#: decompression bomb, because a few hundred bytes of zstd can expand to gigabytes.
+MAX_PLAIN_BYTES: Final = 4 * MAX_BODY_BYTES
+#: Codecs by ``CompressionType``. Producers before 4.9.4 and 5.0 send 0. lz4 means its frame format (``LZ4FrameOutputStream``).
+_CODECS: Final = {0: "zlib", 1: "lz4", 2: "zstd", 3: "zlib"}
+NAME_END: Final = b"\x01"
+VALUE_END: Final = b"\x02"
+TAGS: Final = "TAGS"
+KEYS: Final = "KEYS"
+SHARDING_KEY: Final = "__SHARDINGKEY"
+UNIQ_KEY: Final = "UNIQ_KEY"
+RETRY_TOPIC: Final = "RETRY_TOPIC"
+#: Bytes reserved for the properties that a broker may add to a sent message: CLUSTER, MSG_REGION, TRACE_ON and WAIT.
+BROKERS_SHARE: Final = 256
+#: The maximum bytes of the properties of a sent message.
+MAX_SENT_BYTES: Final = MAX_PROPERTIES_BYTES - BROKERS_SHARE
 
 
 class StoredMessage(NamedTuple):
@@ -221,3 +243,59 @@ def parse_batch(data: bytes) -> Iterator[InnerMessage]:
 def crc32(body: bytes) -> int:
     """Return the 31-bit checksum of a body in its stored, perhaps compressed form (``UtilAll.crc32``); 0 for an empty body."""
     return zlib.crc32(body) & CRC_BITS
+
+
+class BodyError(Exception):
+    """A body cannot be decompressed. The text says why."""
+
+
+def decompress(body: bytes, sys_flag: int) -> bytes:
+    """Return the decompressed body of a message with the flag COMPRESSED; an empty body stays empty. Raises BodyError."""
+    if not body:
+        return body
+    number = (sys_flag & COMPRESSION_MASK) >> COMPRESSION_SHIFT
+    codec = _CODECS.get(number)
+    if codec is None:
+        raise BodyError(f"its body is compressed with the unknown method {number}")
+    try:
+        plain = _inflate(body) if codec == "zlib" else _stream(body, codec)
+    except (zlib.error, OSError, pa.ArrowException) as error:
+        raise BodyError(f"its body of {len(body)} bytes is not {codec} ({error})".replace("\n", " ")) from error
+    if len(plain) > MAX_PLAIN_BYTES:
+        raise BodyError(f"its body of {len(body)} bytes of {codec} expands to more than the limit of {MAX_PLAIN_BYTES} bytes")
+    return plain
+
+
+def _inflate(body: bytes) -> bytes:
+    stream = zlib.decompressobj()
+    plain = stream.decompress(body, MAX_PLAIN_BYTES + 1)
+    if not stream.eof and len(plain) <= MAX_PLAIN_BYTES:
+        raise zlib.error("it is cut off")
+    return plain
+
+
+def _stream(body: bytes, codec: str) -> bytes:
+    with pa.CompressedInputStream(pa.BufferReader(body), codec) as stream:
+        plain: bytes = stream.read(MAX_PLAIN_BYTES + 1)
+    return plain
+
+
+def parse_properties(data: bytes) -> dict[str, str]:
+    """Return names and values in order (``MessageDecoder.string2messageProperties``). Malformed text is read as in Java (text.py)."""
+    found: dict[str, str] = {}
+    for entry in data.split(VALUE_END):
+        name, _, value = entry.partition(NAME_END)
+        if name and value:
+            found[text_of(name)] = text_of(value)
+    return found
+
+
+def bad_property(name: str, value: str | None) -> str | None:
+    """Return what is wrong with a property, and what to do; None if RocketMQ can carry it."""
+    if not name:
+        return "has an empty name"
+    if not value:
+        return "has no value. Leave it out"
+    if any(separator in text for separator in "\x01\x02" for text in (name, value)):
+        return "has the character \\x01 or \\x02, which separates properties in RocketMQ. Remove it"
+    return None

@@ -33,14 +33,12 @@ from orderedmq.ownership.lock import HOLDER_TRUST, LOCK_LIFE, RENEW_INTERVAL, Cl
 from orderedmq.ownership.membership import Member, Subscription
 from orderedmq.parking.rules import Put, guarding
 from orderedmq.rocketmq.group import lock_rules
-from orderedmq.rocketmq.group.commits import Commits
-from orderedmq.rocketmq.group.dead_letter_topic import DeadLetterTopic
-from orderedmq.rocketmq.group.held_locks import HeldLock, HeldLocks, by_broker, by_group
+from orderedmq.rocketmq.group.failed_messages import DeadLetterTopic, RetryTopic
 from orderedmq.rocketmq.group.lock_rules import lock_name
+from orderedmq.rocketmq.group.locks import Commits, HeldLock, HeldLocks, by_broker, by_group
 from orderedmq.rocketmq.group.membership import Directory, MemberClient
 from orderedmq.rocketmq.group.offsets import GROUP_TIMEOUT, GroupOffsets
 from orderedmq.rocketmq.group.parking_lots import ParkingLots
-from orderedmq.rocketmq.group.retry_topic import RetryTopic
 from orderedmq.rocketmq.group.roster import Roster
 from orderedmq.rocketmq.messages.log import RocketMQLog
 from orderedmq.rocketmq.net.client import Client
@@ -466,12 +464,12 @@ class RocketMQGroups:
         return [out[token] for token in offsets]
 
     def dead_letter(self, token: LockToken, letters: pa.RecordBatch, offsets: Sequence[int]) -> int:
-        """See `Groups.dead_letter`. A repeated letter is recognised among the last dead_letter_topic.LOOK_BACK letters."""
+        """See `Groups.dead_letter`. A repeated letter is recognised among the last failed_messages.LOOK_BACK letters."""
         require_lock = self._required(token, f"{len(offsets)} of its messages became dead letters")
         return self._dead_letters.put(token.group, token.queue, letters, offsets, require_lock)
 
     def letters(self, token: LockToken, spans: Sequence[OffsetRange]) -> set[int]:
-        """See `Groups.letters`. Finds letters that can be read now, among the last dead_letter_topic.LOOK_BACK at the queue's broker."""
+        """See `Groups.letters`. Finds letters that can be read now, among the last failed_messages.LOOK_BACK at the queue's broker."""
         return self._dead_letters.known(token.group, token.queue, spans)
 
     def park(self, token: LockToken, puts: Sequence[Put]) -> list[bool]:

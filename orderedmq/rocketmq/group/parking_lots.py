@@ -10,10 +10,11 @@ time may park a message twice. `parking.lot.Lot` counts only the first copy.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -24,6 +25,7 @@ import pyarrow.compute as pc
 from orderedmq.broker import PullSettings, QueueBounds
 from orderedmq.conditions import MessageCondition, RocketMQCondition, TopicCondition
 from orderedmq.errors import (
+    GroupError,
     MessageError,
     OrderedMQError,
     RocketMQError,
@@ -33,19 +35,19 @@ from orderedmq.errors import (
     beyond_end,
 )
 from orderedmq.model import PARKED_ERROR, PARKED_FROM, PARKED_PROPERTIES, PROPERTIES_TYPE, MessageQueue, is_reserved
-from orderedmq.parking.lot import SOURCE_COLUMNS, to_park
-from orderedmq.parking.rules import Put, parked_queue
-from orderedmq.pulls import pulls, pulls_at
+from orderedmq.parking.lot import SOURCE_COLUMNS, Lot, to_park
+from orderedmq.parking.rules import Put, leader_of, origin, parked_queue
+from orderedmq.pulls import pulls, pulls_at, read_lot
 from orderedmq.rocketmq.append.broker_port import BrokerPort
 from orderedmq.rocketmq.append.once import Appender
 from orderedmq.rocketmq.codec.encode import SendBody, encode, property_columns
-from orderedmq.rocketmq.codec.properties import KEYS, MAX_SENT_BYTES, SHARDING_KEY, TAGS, UNIQ_KEY
+from orderedmq.rocketmq.codec.stored_message import KEYS, MAX_SENT_BYTES, SHARDING_KEY, TAGS, UNIQ_KEY
 from orderedmq.rocketmq.group.offsets import GROUP_TIMEOUT, GroupOffsets
 from orderedmq.rocketmq.messages.log import RocketMQLog
-from orderedmq.rocketmq.messages.topic_changes import await_registration, queue_counts
-from orderedmq.rocketmq.net import access
+from orderedmq.rocketmq.messages.topic_changes import await_registration, delete_topic, queue_counts
+from orderedmq.rocketmq.net import checks
 from orderedmq.rocketmq.net.client import Client
-from orderedmq.rocketmq.net.deadline import Deadline
+from orderedmq.rocketmq.net.deadline import REQUEST_TIMEOUT, Deadline
 from orderedmq.rocketmq.wire import admin_requests, rights
 from orderedmq.rows.dead_letters import clip
 from orderedmq.schema import concat_batches
@@ -103,7 +105,7 @@ class ParkingLots:
         if not puts:
             return []
         # Check the rights first, because messages that are parked without them could not be found again.
-        access.require(self._client, rights.of_parking(group, queue.topic))
+        checks.require_rights(self._client, rights.of_parking(group, queue.topic))
         with self._locks[lot]:
             settled = self._offsets.read(group, [queue, lot])
             answers = [put.at >= settled.get(put.source, 0) for put in puts]
@@ -319,3 +321,83 @@ def _fit(rows: pa.RecordBatch, keys: pa.Array, puts: Sequence[Put], where: str) 
         return rows
     index = rows.schema.get_field_index("properties")
     return rows.set_column(index, rows.schema.field(index), pa.array(properties, PROPERTIES_TYPE))
+
+
+class LotTopics:
+    """Finds, counts and deletes parking lots. Thread-safe."""
+
+    def __init__(self, client: Client, log: RocketMQLog, offsets: GroupOffsets) -> None:
+        self._client = client
+        self._log = log
+        self._offsets = offsets
+
+    def find(self, *, group: str | None = None, topic: str | None = None) -> dict[str, tuple[str, str]]:
+        """Return the names of parking lots' topics with their (group, topic), restricted to ``group`` and ``topic`` if given."""
+        names = sorted(self._client.topics(Deadline.after(REQUEST_TIMEOUT)))
+        found = {name: of for name in names if (of := origin(name)) is not None}
+        return {name: of for name, of in found.items() if group in (None, of[0]) and topic in (None, of[1])}
+
+    def queues_of(self, names: Iterable[str]) -> list[MessageQueue]:
+        """Return the queues of the topics in ``names`` that exist."""
+        found: list[MessageQueue] = []
+        for name in names:
+            with contextlib.suppress(TopicError):
+                found += self._log.queues(name)
+        return found
+
+    def ends(self, lots: Sequence[MessageQueue]) -> dict[MessageQueue, int]:
+        return {lot: bounds.max_offset for lot, bounds in self._log.bounds(lots).items()}
+
+    def count(self, group: str, lots: Sequence[MessageQueue]) -> dict[MessageQueue, int]:
+        """Return how many messages are parked in each lot. Lots without parked messages are left out."""
+        counts: dict[MessageQueue, int] = {}
+        log, offsets = self._log.reading(PullSettings(group)), self._offsets.read(group, lots)
+        for lot, bounds in self._log.bounds(lots).items():
+            found = Lot(max(bounds.min_offset, min(offsets.get(lot, 0), bounds.max_offset)))
+            read_lot(log, found, lot, bounds.max_offset)
+            if found.messages:
+                counts[lot] = found.messages
+        return counts
+
+    def require_none(
+        self, group: str, lots: Sequence[MessageQueue], error: Callable[[str, int, Sequence[MessageQueue]], GroupError]
+    ) -> None:
+        used = self.count(group, lots)
+        if used:
+            raise error(group, sum(used.values()), [leader_of(group, lot) for lot in used])
+
+    def delete(
+        self,
+        names: Mapping[str, tuple[str, str]],
+        masters: Mapping[str, str],
+        explain: Callable[[Sequence[str], str], str] | None = None,
+    ) -> None:
+        """Delete these topics of parking lots, with the groups' offsets in them. Raises RocketMQUnavailableError.
+
+        If a group has read one of these topics as a normal topic, it may have parking lots of that topic. These lots are also deleted.
+
+        ``explain`` makes an error's message from the topics that were not deleted and the reason.
+        """
+        left = sorted(names)
+        while left:
+            try:
+                self._delete_one(left[0], names[left[0]][0], masters)
+            except RocketMQError as error:
+                if explain is None:
+                    raise
+                raise type(error)(error.sub, explain(left, error.message)) from error
+            del left[0]
+
+    def _delete_one(self, name: str, group: str, masters: Mapping[str, str]) -> None:
+        self.delete(self.find(topic=name), masters)
+        offsets = self._offsets.read(group, self.queues_of([name]))
+        # Before 5.0, offsets outlive their topic. In a new lot of the same name they would hide parked messages.
+        cleared = self._offsets.clear(group, [lot for lot, offset in offsets.items() if offset])
+        try:
+            delete_topic(self._client, self._log, name, masters.values())
+        except RocketMQError as error:
+            if error.denied:
+                # The lot stays, so restore the group's offsets in it.
+                with contextlib.suppress(TopicError):
+                    self._offsets.write(group, {lot: offsets[lot] for lot in cleared})
+            raise

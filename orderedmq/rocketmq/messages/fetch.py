@@ -26,8 +26,7 @@ from orderedmq.errors import (
     beyond_end,
 )
 from orderedmq.model import MessageQueue
-from orderedmq.rocketmq.messages.batch_trim import TAIL_LOSS
-from orderedmq.rocketmq.messages.pull_state import Answers, Known, PullLimits
+from orderedmq.rocketmq.messages.answers import TAIL_LOSS, Answers, Known, PullLimits
 from orderedmq.rocketmq.messages.topic_anchor import first_message
 from orderedmq.rocketmq.net.behind_proxy import answered_together
 from orderedmq.rocketmq.net.client import Client

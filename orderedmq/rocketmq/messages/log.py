@@ -1,7 +1,7 @@
 """The Log protocol over a RocketMQ cluster: finds, pulls and appends messages.
 
 For a queue that does not exist, brokers return the bounds of an empty queue, so the route is checked first. What it lacks is looked for
-at the brokers (`wire.queue_state`). A queue that cannot be read has bounds; a pull of it waits until it can be read.
+at the brokers (`wire.route`). A queue that cannot be read has bounds; a pull of it waits until it can be read.
 """
 
 from __future__ import annotations
@@ -33,22 +33,20 @@ from orderedmq.errors import (
 )
 from orderedmq.model import MessageQueue, OffsetRange, check_topic, missing_topic, select_schema
 from orderedmq.pulls import pulls
-from orderedmq.rocketmq.messages import filter_check
-from orderedmq.rocketmq.messages.batch_trim import TAIL_LOSS
+from orderedmq.rocketmq.messages.answers import TAIL_LOSS
 from orderedmq.rocketmq.messages.fetch import HOLE_PATIENCE
 from orderedmq.rocketmq.messages.puller import Puller
 from orderedmq.rocketmq.messages.sender import Sender, sent_in_part
 from orderedmq.rocketmq.messages.topic_anchor import find_anchor, is_same_topic, message_at, parse_anchor
-from orderedmq.rocketmq.net import access
+from orderedmq.rocketmq.net import checks
 from orderedmq.rocketmq.net.client import NAMESERVER_TIMEOUT, Client
 from orderedmq.rocketmq.net.connection import Pending
 from orderedmq.rocketmq.net.deadline import REQUEST_TIMEOUT, RETRY, Deadline
 from orderedmq.rocketmq.net.fan_out import ask_queues, existing, holds
 from orderedmq.rocketmq.wire import message_requests, rights
 from orderedmq.rocketmq.wire.message_requests import PullResult
-from orderedmq.rocketmq.wire.queue_state import ROUTE_FORBIDS, RouteState, not_readable, state_of
 from orderedmq.rocketmq.wire.rights import TOOLS_GROUP
-from orderedmq.rocketmq.wire.route import BrokerData, Route, user_topics
+from orderedmq.rocketmq.wire.route import ROUTE_FORBIDS, BrokerData, Route, RouteState, not_readable, state_of, user_topics
 from orderedmq.routing.selector import require_targets
 from orderedmq.rows.filters import Filter
 
@@ -471,11 +469,11 @@ class RocketMQLog:
 
     def require_filter(self, matching: Filter, topics: Sequence[str]) -> None:
         """See `Log.require_filter`."""
-        filter_check.require(self._client, matching, topics, self.route)
+        checks.require_filter(self._client, matching, topics, self.route)
 
     def require_rights(self, topics: Sequence[str], group: str | None) -> None:
         """See `Log.require_rights`. Checks only if the client has an account."""
-        access.require(self._client, rights.of_source(topics, group))
+        checks.require_rights(self._client, rights.of_source(topics, group))
 
     def append(
         self,

@@ -23,9 +23,17 @@ from orderedmq.model import MessageQueue, select_schema
 from orderedmq.pulls import MalformedText, bounded
 from orderedmq.rocketmq.codec.gather import total_bytes
 from orderedmq.rocketmq.codec.row_decoder import PIECE_BYTES
-from orderedmq.rocketmq.messages.batch_trim import average_body, before_gap, cut_at_gap, decode_rows, drop_repeats
+from orderedmq.rocketmq.messages.answers import (
+    Answers,
+    Known,
+    PullLimits,
+    average_body,
+    before_gap,
+    cut_at_gap,
+    decode_rows,
+    drop_repeats,
+)
 from orderedmq.rocketmq.messages.fetch import Fetch
-from orderedmq.rocketmq.messages.pull_state import Answers, Known, PullLimits
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.wire.rights import TOOLS_GROUP
 from orderedmq.rows.filters import Filter

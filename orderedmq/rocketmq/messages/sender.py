@@ -20,8 +20,7 @@ import pyarrow.compute as pc
 from orderedmq.conditions import UnavailableCondition
 from orderedmq.errors import OrderedMQError, RocketMQUnavailableError
 from orderedmq.model import MessageQueue, OffsetRange
-from orderedmq.rocketmq.append.broker_port import BrokerPort, Timing
-from orderedmq.rocketmq.append.message_type import packing_for
+from orderedmq.rocketmq.append.broker_port import BrokerPort, Timing, packing_for
 from orderedmq.rocketmq.append.once import Appender
 from orderedmq.rocketmq.codec.encode import SendBody, encode
 from orderedmq.rocketmq.codec.message_id import UniqueKeys

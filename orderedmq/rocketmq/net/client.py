@@ -105,7 +105,7 @@ class Client:
         self.trace: SendTrace | None = None
         #: Queues with a send that was given up and may still take effect; see `append.broker_port`.
         self.unsettled: set[MessageQueue] = set()
-        #: How rows are sent through a Proxy, by topic and broker; see `append.message_type`.
+        #: How rows are sent through a Proxy, by topic and broker; see `append.broker_port`.
         self.packings: dict[tuple[str, str], Packing] = {}
         #: Held while a sink's group and bookmarks are created at a broker; see `sink.bookmarks`.
         self.entering = threading.Lock()

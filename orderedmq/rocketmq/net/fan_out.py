@@ -14,9 +14,8 @@ from orderedmq.rocketmq.net.connection import Connection, Pending
 from orderedmq.rocketmq.net.deadline import Deadline
 from orderedmq.rocketmq.wire import group_requests
 from orderedmq.rocketmq.wire.message_requests import is_there
-from orderedmq.rocketmq.wire.queue_state import RouteState, state_of
 from orderedmq.rocketmq.wire.request import Request
-from orderedmq.rocketmq.wire.route import Route
+from orderedmq.rocketmq.wire.route import Route, RouteState, state_of
 
 T = TypeVar("T")
 
@@ -28,7 +27,7 @@ def existing(
     groups: Iterable[str],
     deadline: float,
 ) -> list[MessageQueue]:
-    """Return ``queues`` without duplicates and without those that are certain not to exist (`wire.queue_state`).
+    """Return ``queues`` without duplicates and without those that are certain not to exist (`wire.route`).
 
     ``route(topic, fresh)`` returns a topic's route. A queue that a route lacks is dropped only if its broker then answers that it does
     not have it, or the account may read in none of ``groups``, so that the broker does not say. A queue of a broker that the nameserver

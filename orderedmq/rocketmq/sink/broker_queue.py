@@ -18,7 +18,7 @@ from orderedmq.rocketmq.append.broker_port import BrokerPort, send_request
 from orderedmq.rocketmq.codec.decode import decode
 from orderedmq.rocketmq.codec.row_decoder import Unreadable
 from orderedmq.rocketmq.codec.stored_message import record_offsets
-from orderedmq.rocketmq.net import access
+from orderedmq.rocketmq.net import checks
 from orderedmq.rocketmq.net.connection import Connection
 from orderedmq.rocketmq.net.deadline import Deadline
 from orderedmq.rocketmq.net.fan_out import ask_queues
@@ -154,7 +154,7 @@ class RocketMQQueue(BrokerPort):
 
     def require_rights(self) -> None:
         """Check the account's rights. Raises RocketMQError NO_PERMISSION if it lacks one that a sink needs."""
-        access.require(self._client, rights.of_sink(self.queue.topic, self._bookmarks.group))
+        checks.require_rights(self._client, rights.of_sink(self.queue.topic, self._bookmarks.group))
 
     def read(self, begin: int, end: int) -> Iterator[pa.RecordBatch]:
         ahead, self._ahead = self._ahead, None

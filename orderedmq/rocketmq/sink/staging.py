@@ -15,7 +15,7 @@ import pyarrow as pa
 from orderedmq.broker import Receipt, SinkBatch
 from orderedmq.errors import TopicError
 from orderedmq.model import MessageQueue, check_topic
-from orderedmq.rocketmq.append.message_type import packing_for
+from orderedmq.rocketmq.append.broker_port import packing_for
 from orderedmq.rocketmq.append.once import AppendWait
 from orderedmq.rocketmq.messages.log import RocketMQLog
 from orderedmq.rocketmq.net.client import Client
@@ -26,7 +26,7 @@ from orderedmq.rocketmq.sink.broker_queue import RocketMQQueue, RocketMQTopicBro
 from orderedmq.rocketmq.sink.commit_report import Token
 from orderedmq.rocketmq.sink.message_stamp import Writer, run_name, sink_name
 from orderedmq.rocketmq.sink.queue_writer import QueueWriter
-from orderedmq.rocketmq.wire.queue_state import RouteState, state_of
+from orderedmq.rocketmq.wire.route import RouteState, state_of
 from orderedmq.schema import concat_batches
 
 #: Threads with which one task writes.

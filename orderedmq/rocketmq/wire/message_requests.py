@@ -16,10 +16,10 @@ from typing import Final, NamedTuple
 from orderedmq.conditions import MessageCondition
 from orderedmq.errors import MessageError
 from orderedmq.model import MessageQueue
-from orderedmq.rocketmq.wire import queue_state, route
 from orderedmq.rocketmq.wire.codes import RequestCode, ResponseCode
 from orderedmq.rocketmq.wire.frame import Bytes, RemotingCommand
 from orderedmq.rocketmq.wire.request import Request, ignore_answer, int_field, require_type, types_in
+from orderedmq.rocketmq.wire.route import ABOUT_QUEUE, ClusterInfo, Route, exists, parse_cluster, parse_route, parse_topics
 from orderedmq.rows.filters import ALL, Filter
 from orderedmq.rows.message_trace import REGION
 
@@ -42,7 +42,7 @@ def java_text(value: bool | int) -> str:
 # --- nameserver
 
 
-def topic_route(topic: str) -> Request[route.Route]:
+def topic_route(topic: str) -> Request[Route]:
     """Request a topic's route (105). Raises TopicError MISSING if the nameserver has none.
 
     An answer with a region comes from a Proxy (AbstractRemotingActivity.writeResponse), because a nameserver's answer has no fields.
@@ -51,18 +51,18 @@ def topic_route(topic: str) -> Request[route.Route]:
         RequestCode.GET_ROUTEINFO_BY_TOPIC,
         f"request for the route of topic {topic}",
         f"topic {topic!r}",
-        lambda response: route.parse_route(topic, response.body, by_proxy=REGION in response.ext),
+        lambda response: parse_route(topic, response.body, by_proxy=REGION in response.ext),
         {"topic": topic, "acceptStandardJsonOnly": "true"},
     )
 
 
-def cluster_info() -> Request[route.ClusterInfo]:
+def cluster_info() -> Request[ClusterInfo]:
     """Request every broker that the nameserver knows (106)."""
     return Request(
         RequestCode.GET_BROKER_CLUSTER_INFO,
         "request for the cluster's brokers",
         "the cluster",
-        lambda response: route.parse_cluster(response.body),
+        lambda response: parse_cluster(response.body),
     )
 
 
@@ -72,7 +72,7 @@ def topic_list() -> Request[tuple[str, ...]]:
         RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER,
         "request for the list of topics",
         "the list of topics",
-        lambda response: route.parse_topics(response.body),
+        lambda response: parse_topics(response.body),
     )
 
 
@@ -341,10 +341,10 @@ def is_there(queue: MessageQueue, group: str) -> Request[bool]:
         asked.code,
         f"request for the existence of queue {queue}",
         asked.resource,
-        queue_state.is_there,
+        exists,
         asked.ext,
         accepts=_PULLED,
-        absent=queue_state.ABOUT_QUEUE,
+        absent=ABOUT_QUEUE,
     )
 
 

@@ -24,9 +24,10 @@ from orderedmq.errors import (
     RocketMQUnavailableError,
     TopicError,
 )
-from orderedmq.rocketmq.wire import queue_state, rights
+from orderedmq.rocketmq.wire import rights
 from orderedmq.rocketmq.wire.codes import FLAG_RESPONSE, RequestCode, ResponseCode
 from orderedmq.rocketmq.wire.frame import Bytes, RemotingCommand
+from orderedmq.rocketmq.wire.route import FORBIDDEN, not_readable
 
 T = TypeVar("T")
 
@@ -154,8 +155,8 @@ def refusal(request: Request[T], response: RemotingCommand, server: str) -> Orde
         elif "name server not ready" in remark:
             code = ResponseCode.SERVICE_NOT_AVAILABLE
     match code:
-        case ResponseCode.NO_PERMISSION if queue_state.FORBIDDEN.match(remark):
-            return queue_state.not_readable(request.what.removeprefix("pull from "), said)
+        case ResponseCode.NO_PERMISSION if FORBIDDEN.match(remark):
+            return not_readable(request.what.removeprefix("pull from "), said)
         case ResponseCode.NO_PERMISSION:
             refused = rights.refusal(request.code, remark)
             why = (

@@ -1,25 +1,28 @@
-"""Checks an account's rights before anything is changed: what is written by an account that may not read could not be found again.
+"""Checks before anything is changed or read whether brokers will do it: the rights of the account, and filters by SQL.
 
-Each right is tested by a request that needs the right and changes nothing: a send to a queue that no topic has, a lock of such a queue, a
-search for a message that does not exist. This works with both generations of access control, so the caller need not know which
-generation a broker has. The first refusal is the error.
+What is written by an account that may not read could not be found again. Each right is tested by a request that needs the right and changes
+nothing: a send to a queue that no topic has, a lock of such a queue, a search for a message that does not exist. This works with both
+generations of access control, so the caller need not know which generation a broker has. The first refusal is the error.
 """
 
 from __future__ import annotations
 
 import uuid
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
-from orderedmq.conditions import RocketMQCondition
-from orderedmq.errors import OrderedMQError, RocketMQError, RocketMQUnavailableError, TopicError
+from orderedmq.conditions import OptionCondition, RocketMQCondition
+from orderedmq.errors import OptionError, OrderedMQError, RocketMQError, RocketMQUnavailableError, TopicError
 from orderedmq.model import RETRY_PREFIX, MessageQueue
+from orderedmq.rocketmq.net.behind_proxy import raise_not_through_proxy
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.deadline import REQUEST_TIMEOUT, Deadline
 from orderedmq.rocketmq.wire import group_requests, message_requests, rights
 from orderedmq.rocketmq.wire.request import Request
 from orderedmq.rocketmq.wire.rights import Action, Right
+from orderedmq.rocketmq.wire.route import Route
+from orderedmq.rows.filters import Filter
 
 #: A key that no message has.
 _NO_KEY: Final = "orderedmq-rights"
@@ -27,7 +30,7 @@ _NO_KEY: Final = "orderedmq-rights"
 _permitted: Final[weakref.WeakKeyDictionary[Client, set[tuple[Right, ...]]]] = weakref.WeakKeyDictionary()
 
 
-def require(client: Client, wanted: Sequence[Right]) -> None:
+def require_rights(client: Client, wanted: Sequence[Right]) -> None:
     """Raise RocketMQError NO_PERMISSION, a broker's refusal, if the account lacks a ``wanted`` right at a broker with the right's topic.
 
     Rights are tested only if the client has an account, and only until the account is known to have them.
@@ -89,3 +92,41 @@ def _test(client: Client, address: str, request: Request[Any], deadline: float) 
     except OrderedMQError:
         # The topic or group does not exist. A broker reports that only to an account that has the right.
         pass
+
+
+def require_filter(client: Client, matching: Filter, topics: Iterable[str], route: Callable[[str], Route]) -> None:
+    """Check that all brokers of the topics support a filter. ``route`` returns a topic's route.
+
+    Each broker checks SQL. Tags need no check. Raises OptionError INVALID or UNSUPPORTED, RocketMQError.
+    """
+    if not matching.sql:
+        return
+    deadline = Deadline.after(REQUEST_TIMEOUT)
+    if client.behind_proxy(deadline):
+        # A Proxy accepts any SQL (ClientManagerActivity.checkClientConfig), and brokers ignore a filter with invalid SQL.
+        raise_not_through_proxy("option filterSql")
+    asked: set[str] = set()
+    for topic in topics:
+        wanted = group_requests.TopicSubscription(topic, matching.expression, matching.kind)
+        request = group_requests.check_client_config("orderedmq", rights.TOOLS_GROUP, wanted)
+        for name in sorted({queue.broker_name for queue in route(topic).reading_list()} - asked):
+            asked.add(name)
+            try:
+                client.call(request, deadline, topic=topic, broker_name=name)
+            except RocketMQError as error:
+                raise _filter_error(error, matching, name) from error
+
+
+def _filter_error(error: RocketMQError, matching: Filter, broker_name: str) -> RocketMQError | OptionError:
+    """Return the error to raise when a broker refuses a filter (ClientManageProcessor.checkClientConfig)."""
+    if error.sub == RocketMQCondition.FILTER:
+        return OptionError(
+            OptionCondition.INVALID, f"option filterSql {matching.sql!r} is not valid SQL for RocketMQ: {error.message}"
+        )
+    if error.sub == RocketMQCondition.SERVER_ERROR and "not support" in error.message:
+        return OptionError(
+            OptionCondition.UNSUPPORTED,
+            f"option filterSql is not supported by broker {broker_name!r}, whose setting enablePropertyFilter is false. Set it to true and "
+            "restart the broker, use tags, or filter the DataFrame (DataFrame.filter)",
+        )
+    return error

@@ -1,10 +1,11 @@
-"""Trims and validates the rows of a pull before they reach the caller. Pure."""
+"""The answers to the pulls of a queue: limits, what earlier answers have shown, and how rows are decoded, trimmed and validated. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +15,7 @@ from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.codec.decode import decode
 from orderedmq.rocketmq.codec.gather import total_bytes
 from orderedmq.rocketmq.codec.row_decoder import Unreadable
+from orderedmq.rocketmq.wire.codes import MASTER_ID
 from orderedmq.rocketmq.wire.namespaces import Namespaces
 
 #: Approximate bytes of a stored message without its body.
@@ -23,6 +25,45 @@ TAIL_LOSS: Final = (
     "its broker died before its last messages were on its disk, a replica without them took over, or the topic was deleted and created "
     "again"
 )
+
+
+@dataclass
+class Known:
+    """Facts about a queue that earlier pulls have shown."""
+
+    #: Messages that the broker returns per pull, and when that was measured.
+    step: int = 32
+    learned: float = float("-inf")
+    end: int = 0
+    #: The replica that the broker suggested to read from (PullMessageResponseHeader.suggestWhichBrokerId).
+    replica: int = MASTER_ID
+    #: Until when only the master is used, because a replica failed.
+    only_master: float = float("-inf")
+    #: Approximate bytes of a body, and when that was measured.
+    body_bytes: float | None = None
+    measured: float = float("-inf")
+    #: Bytes of the last answer.
+    answer: int = 0
+
+
+class PullLimits(NamedTuple):
+    """The limits of one pull. Bytes are approximate.
+
+    ``max_messages``, ``max_bytes``: the messages to return, and the bytes of their bodies. ``hold_messages``, ``hold_bytes``: the
+    messages and total bytes to hold in memory.
+    """
+
+    max_messages: int
+    max_bytes: int
+    hold_messages: int
+    hold_bytes: int
+
+
+class Answers(NamedTuple):
+    """Answers in the order of their messages, and the offset after the last message."""
+
+    parts: list[memoryview]
+    end: int
 
 
 def decode_rows(
