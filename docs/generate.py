@@ -19,11 +19,11 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, Literal, cast
+from typing import Any, Final
 
 from orderedmq.cli import COMMANDS, GROUPS, load
 from orderedmq.errors import OrderedMQError
-from orderedmq.options.declared import option_table
+from orderedmq.options.parse import OPTIONS
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 PACKAGES: Final = ("orderedmq", "ordered_source", "ordered_sink")
@@ -74,8 +74,8 @@ def _piped(row: re.Match[str]) -> str:
 def options(kind: str) -> str:
     """Return the table of the options of ``broker``, ``source`` or ``sink``."""
     lines = ["| option | default | meaning |", "|---|---|---|"]
-    for row in option_table(cast(Literal["broker", "source", "sink"], kind)):
-        lines.append(f"| `{row.name}` | {_cell(row.default)} | {_cell(row.meaning)} |")
+    for option in OPTIONS[kind]:
+        lines.append(f"| `{option.name}` | {_cell(option.shown)} | {_cell(option.meaning)} |")
     return "\n".join(lines)
 
 

@@ -92,7 +92,7 @@ def plan_columns(schema: StructType, options: SinkOptions) -> Plan:
 
 def _key(schema: StructType, options: SinkOptions) -> str | None:
     """Return the column of the sharding key; None if rows have no key. Raises SchemaError MISSING_COLUMN or UNKNOWN_COLUMN."""
-    name, has = options.sharding_key, ", ".join(schema.names)
+    name, has = options.key_column, ", ".join(schema.names)
     if name is None:
         if NO_KEY in schema.names:
             raise SchemaError(
@@ -102,7 +102,7 @@ def _key(schema: StructType, options: SinkOptions) -> str | None:
         return None
     if name in schema.names:
         return name
-    if options.sharding_key_explicit:
+    if options.sharding_key is not None:
         raise SchemaError(
             SchemaCondition.MISSING_COLUMN, f"option shardingKey names column {name!r}, but the rows have only {has}"
         )

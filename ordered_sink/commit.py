@@ -25,6 +25,7 @@ from orderedmq.conditions import MessageCondition, SinkCondition, StoreCondition
 from orderedmq.connections import reach
 from orderedmq.errors import MessageError, OrderedMQError, SinkError, StoreError
 from orderedmq.model import DEFAULT_COMPRESSION, MessageQueue
+from orderedmq.options.parse import parse
 from orderedmq.options.sink import NO_KEY, SinkOptions
 from orderedmq.routing.selector import selector
 
@@ -59,7 +60,7 @@ class _Planned:
                 "a queue cannot be overwritten, and complete mode would send every row again in each batch. Use outputMode('append') in a "
                 "stream, mode('append') in a batch",
             )
-        self.options = SinkOptions.parse(options, streaming=streaming)
+        self.options = parse(SinkOptions, options, streaming=streaming)
         self.plan: Plan = plan_columns(schema, self.options)
         self.streaming = streaming
         # Load a user's selector function here, so that a mistake is reported before any task starts.

@@ -20,7 +20,7 @@ from orderedmq.concise import concise
 from orderedmq.conditions import OptionCondition, SchemaCondition
 from orderedmq.errors import OptionError, SchemaError
 from orderedmq.model import MAX_QUEUES
-from orderedmq.options.sink import SinkOptions, SortColumn, parse_buffer_size
+from orderedmq.options.sink import SortColumn, parse_buffer_size, parse_order_by
 from orderedmq.routing.selector import KEYED_SELECTORS, KeyedSelectorName, Keying
 from orderedmq.routing.sharding_key import KEY_TYPES, GivenKeyType
 
@@ -50,7 +50,7 @@ def route(
     BAD_KEY when the query runs.
     """
     text = order_by if isinstance(order_by, str) else ", ".join(order_by)
-    columns = SinkOptions.parse_order_by(text)
+    columns = parse_order_by(text)
     check_order(df.schema, columns, "route: order_by")
     if sharding_key not in df.columns:
         raise SchemaError(

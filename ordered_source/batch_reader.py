@@ -18,7 +18,8 @@ from orderedmq.conditions import OffsetCondition
 from orderedmq.connections import reach
 from orderedmq.errors import DataLossError, OffsetError, queue_deleted
 from orderedmq.model import MessageQueue, OffsetRange
-from orderedmq.options.offsets_json import EARLIEST
+from orderedmq.options.parse import parse
+from orderedmq.options.queue_json import EARLIEST
 from orderedmq.options.source import SourceOptions, StartingOffsets
 
 log = logging.getLogger("orderedmq")
@@ -29,7 +30,7 @@ class BatchReader(DataSourceReader):
     """Reads one partition per queue with a non-empty range; the ranges are fixed when Spark plans the read."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
-        self.options = SourceOptions.parse(options, streaming=False)
+        self.options = parse(SourceOptions, options, streaming=False)
         self.columns = chosen_columns(schema)
         self.schema = schema
         with reach(self.options.endpoint) as broker:
@@ -77,7 +78,7 @@ class BatchReader(DataSourceReader):
         if starting.kind == "committed":
             assert options.consumer_group is not None
             known = broker.groups.offsets(options.consumer_group, queues)
-            starting = plan.never_committed(options)
+            starting = options.never_committed
         bounds = broker.log.bounds(queues)
         read = []
         for queue in queues:

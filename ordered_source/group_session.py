@@ -244,7 +244,7 @@ class GroupSession(Session):
         self._renewal.start()
 
     def _new_owner(self, owner_id: str) -> Owner:
-        parked = None if self._options.parking_lot is None else companion
+        parked = companion if self._options.parking_lot else None
         if not self.shared:
             return Owner(owner_id, group=self.group, lineage=self._lineage, companion=parked)
         strategy = divided(self._options.allocation, self._client.client_id)

@@ -113,7 +113,7 @@ class LotPlanner:
 def require_none(broker: Broker, options: SourceOptions, queues: Iterable[MessageQueue]) -> None:
     """Raise GroupError PARKED if messages of the queues are parked and the query does not read parking lots."""
     group = options.consumer_group
-    if group is None or options.parking_lot is not None:
+    if group is None or options.parking_lot:
         return
     parked: Counter[str] = Counter()
     for queue, messages in _parked(broker, group, queues).items():

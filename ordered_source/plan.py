@@ -15,7 +15,8 @@ from orderedmq.conditions import OffsetCondition, OptionCondition, TopicConditio
 from orderedmq.connections import reach
 from orderedmq.errors import OffsetError, OptionError, TopicError
 from orderedmq.model import RESERVED_PREFIXES, RETRY_PREFIX, MessageQueue
-from orderedmq.options.offsets_json import EARLIEST, LATEST
+from orderedmq.options.parse import parse
+from orderedmq.options.queue_json import EARLIEST, LATEST
 from orderedmq.options.source import EndingOffsets, SourceOptions, StartingOffsets
 from orderedmq.parking.rules import parked_topic
 
@@ -25,12 +26,10 @@ log = logging.getLogger("orderedmq")
 @concise
 def planned_schema(options: Mapping[str, str]) -> StructType:
     """Check options, store and topics, and return the schema of a ``load()`` without a user's schema."""
-    parsed = SourceOptions.parse(options, streaming=None)
+    parsed = parse(SourceOptions, options, streaming=None)
     with reach(parsed.endpoint) as broker:
         check(broker, parsed)
-    return full_schema(
-        parsed.include_properties, parsed.include_lock_token or bool(parsed.failures), parsed.parking_lot is not None
-    )
+    return full_schema(parsed.include_properties, parsed.include_lock_token or bool(parsed.failures), parsed.parking_lot)
 
 
 def check(broker: Broker, options: SourceOptions) -> None:
@@ -50,7 +49,7 @@ def check(broker: Broker, options: SourceOptions) -> None:
 
 
 def _require_rights(broker: Broker, options: SourceOptions, names: list[str]) -> None:
-    if options.parking_lot is not None:
+    if options.parking_lot:
         assert options.consumer_group is not None
         names = names + [parked_topic(options.consumer_group, name) for name in names]
     if options.retry_topic:
@@ -95,16 +94,6 @@ def selects(options: SourceOptions, topic: str) -> bool:
 
 def queues_of(broker: Broker, found: Sequence[TopicInfo]) -> list[MessageQueue]:
     return [queue for topic in found for queue in broker.log.queues(topic.name)]
-
-
-def never_committed(options: SourceOptions) -> StartingOffsets:
-    """Return where a group begins in a queue for which it has no offset, as the option consumeFromWhere says."""
-    match options.consume_from:
-        case "last":
-            return StartingOffsets("latest")
-        case "timestamp":
-            return StartingOffsets("timestamp", timestamp=options.consume_timestamp)
-    return StartingOffsets("earliest")
 
 
 def beginnings(

@@ -50,7 +50,7 @@ class Positions:
         begins = {queue: bounds[queue].min_offset if queue in bounds else 0 for queue in queues}
         if start.fresh:
             if starting.kind == "committed":
-                starting = plan.never_committed(self._options)
+                starting = self._options.never_committed
             # A retry topic is read from its first message, as Java's consumers do (RebalancePushImpl.computePullFromWhere).
             chosen = [queue for queue in without_lots(queues) if not is_retry(queue)]
             every = plan.queues_of(self._broker, self._watch.topics())

@@ -38,6 +38,7 @@ from orderedmq.conditions import OffsetCondition
 from orderedmq.connections import reach
 from orderedmq.errors import OffsetError, TopicError
 from orderedmq.model import MessageQueue, OffsetRange, is_parked
+from orderedmq.options.parse import parse
 from orderedmq.options.source import SourceOptions
 from orderedmq.ownership.offsets import Checkpoint, offsets_to_json
 from orderedmq.parking.rules import companion
@@ -66,7 +67,7 @@ class QueryRun:
         self.owner = self.session.owner
         self.positions = Positions(broker, options, self.session, watch)
         log = broker.log.reading(options.pull_settings)
-        self.lots = None if options.parking_lot is None else LotPlanner(log, options.parking_lot)
+        self.lots = LotPlanner(log, options.parking_lot_max_messages) if options.parking_lot else None
 
 
 def _interruptible(call: Callable[Concatenate[StreamReader, P], T]) -> Callable[Concatenate[StreamReader, P], T]:
@@ -93,7 +94,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The source of one streaming query. Executors read partitions with a copy of it that has no connection."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
-        self.options = SourceOptions.parse(options, streaming=True)
+        self.options = parse(SourceOptions, options, streaming=True)
         self.columns = chosen_columns(schema)
         self.schema = schema
         self._connected: tuple[Broker, TopicWatch] | None = None
@@ -241,14 +242,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         end = until.next.get(queue, 0)
         span = spans.get(queue, OffsetRange(end, end))
         lot = None
-        if self.options.parking_lot is not None and token is not None:
+        if self.options.parking_lot and token is not None:
             parked = companion(token)
             at = until.next.get(parked.queue)
             if at is None or run.owner.owned[parked.queue].position is None:
                 # The batch was logged by a run without parking lots, or the lot was deleted after the batch was logged.
                 at = run.session.offsets([parked.queue]).get(parked.queue, 0)
             of_lot = spans.get(parked.queue, OffsetRange(at, at))
-            lot = LotSpan(parked.queue, of_lot.begin, of_lot.end, parked, self.options.parking_lot)
+            lot = LotSpan(parked.queue, of_lot.begin, of_lot.end, parked, self.options.parking_lot_max_messages)
         return QueuePartition(
             self.options.endpoint,
             broker.identity,
@@ -318,7 +319,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._run is None:
             broker, watch = self._connect()
             watch.require_place_of(offsets)
-            if self.options.parking_lot is None and self.options.consumer_group is not None:
+            if not self.options.parking_lot and self.options.consumer_group is not None:
                 require_none(broker, self.options, plan.queues_of(broker, watch.topics()))
             require_none_left(broker, offsets, self.options.consumer_group)
             self._run = QueryRun(broker, watch, self.options, offsets.owner or uuid.uuid4().hex)

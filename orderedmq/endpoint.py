@@ -51,7 +51,11 @@ class Credentials:
 
     def __post_init__(self) -> None:
         """Raises OptionError INVALID for a value that cannot be sent. Its message does not show the value."""
-        for name, value in zip(ACCOUNT, (self.access_key, self.secret_key, self.security_token)):
+        for name, value in (
+            ("accessKey", self.access_key),
+            ("secretKey", self.secret_key),
+            ("securityToken", self.security_token),
+        ):
             try:
                 (value or "").encode()
             except UnicodeEncodeError:

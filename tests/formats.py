@@ -33,7 +33,7 @@ from orderedmq import conditions
 from orderedmq.broker import Broker
 from orderedmq.cli import app
 from orderedmq.model import MESSAGE_SCHEMA, SINK_STAMP, MessageQueue
-from orderedmq.options.declared import option_table
+from orderedmq.options.parse import OPTIONS
 from orderedmq.ownership.lock import Instant, LockToken
 from orderedmq.ownership.membership import Member, Subscription
 from orderedmq.parking.rules import Order, Put, Ticket, parked_queue, parked_topic
@@ -201,7 +201,7 @@ def names(store: Path) -> dict[str, Any]:
         one for one in vars(conditions).values() if isinstance(one, type) and issubclass(one, StrEnum) and one is not StrEnum
     ]
     return {
-        "options": {kind: sorted(row.name for row in option_table(kind)) for kind in ("broker", "source", "sink")},
+        "options": {kind: sorted(option.name for option in options) for kind, options in OPTIONS.items()},
         "columns": [[field.name, str(field.type)] for field in MESSAGE_SCHEMA],
         "conditions": {kind.__name__: sorted(kind) for kind in kinds},
         "json": {command: fields(store, command) for command in COMMANDS},

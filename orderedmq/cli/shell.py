@@ -32,8 +32,9 @@ from orderedmq.cli.shared_options import (
 from orderedmq.conditions import OptionCondition
 from orderedmq.endpoint import Endpoint
 from orderedmq.errors import Kind, OptionError, OrderedMQError, kind_of
-from orderedmq.options.declared import BROKER_OPTIONS, DEFAULT_DIRECTORY, Given
-from orderedmq.options.endpoint import VARIABLES, from_environment, layered, parse_endpoint
+from orderedmq.options.declared import DEFAULT_DIRECTORY, names_of
+from orderedmq.options.endpoint import SECRETS, VARIABLES, BrokerOptions, from_environment, layered
+from orderedmq.options.parse import parse
 from orderedmq.options.profiles import read_profile
 from orderedmq.tools.readable import CONTROL, escaped, one_line, shortened
 
@@ -61,7 +62,6 @@ EXIT_CODES: Final = (
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _CODES: Final[Mapping[Kind, int]] = {"usage": USAGE, "missing": MISSING, "refused": REFUSED}
 
-_SECRETS: Final = ("secretKey", "securityToken", "tlsKeyPassword")
 #: Characters of a value that people see, about a screen, and the text after a longer one, which says how to see the whole value.
 LONGEST: Final = 1920
 WHOLE: Final = "--full shows all"
@@ -132,7 +132,7 @@ class Shell:
     @property
     def endpoint(self) -> Endpoint:
         """The address of the broker that the options select. Raises OptionError CONFLICT, INVALID, MISSING or UNSUPPORTED."""
-        return parse_endpoint(Given(self.broker_options, "sink"))
+        return parse(BrokerOptions, self.broker_options).endpoint
 
     def store(self, what: str) -> Path:
         """Return the directory of the embedded broker's store. ``what``: the command, for the error.
@@ -243,7 +243,7 @@ class Shell:
 
 def _typed(options: Sequence[str] | None) -> dict[str, str]:
     """Return the options that ``--option NAME=VALUE`` gives. Raises OptionError INVALID or CONFLICT."""
-    spelling = {option.name.lower(): option.name for option in BROKER_OPTIONS}
+    spelling = names_of(BrokerOptions)
     found: dict[str, str] = {}
     for text in options or ():
         given, equals, value = text.partition("=")
@@ -253,7 +253,7 @@ def _typed(options: Sequence[str] | None) -> dict[str, str]:
                 OptionCondition.INVALID,
                 f"--option {given} does not set a connection option. Give NAME=VALUE with one of the names {', '.join(spelling.values())}",
             )
-        if name in _SECRETS:
+        if name in SECRETS:
             raise OptionError(
                 OptionCondition.INVALID,
                 f"--option {name} would show a secret to everyone on this machine. Set {VARIABLES[name]}, or put it into a profile",

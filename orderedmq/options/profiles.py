@@ -12,7 +12,8 @@ from typing import Final
 
 from orderedmq.conditions import OptionCondition
 from orderedmq.errors import OptionError
-from orderedmq.options.declared import BROKER_OPTIONS
+from orderedmq.options.declared import names_of
+from orderedmq.options.endpoint import BrokerOptions
 from orderedmq.options.values import shown
 from orderedmq.secret_files import read_secret_file
 
@@ -47,7 +48,7 @@ def read_profile(name: str) -> dict[str, str]:
             OptionCondition.MISSING,
             f"{_WHAT} {file} has no profile {shown(name)}, only {known}. Write a table [{name}] with the options of the connection",
         )
-    spelling = {option.name.lower(): option.name for option in BROKER_OPTIONS}
+    spelling = names_of(BrokerOptions)
     options: dict[str, str] = {}
     for given, value in profile.items():
         if given.lower() not in spelling:

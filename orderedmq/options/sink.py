@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import keyword
 import re
-from collections.abc import Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Final, Literal, NamedTuple, Self
+from typing import Final, Literal, NamedTuple, get_args
 
 from orderedmq.conditions import OptionCondition
-from orderedmq.endpoint import Endpoint
 from orderedmq.errors import OptionError
 from orderedmq.model import MAX_QUEUES
-from orderedmq.options.declared import Given
-from orderedmq.options.endpoint import parse_endpoint
+from orderedmq.options.declared import option
+from orderedmq.options.endpoint import BrokerOptions
 from orderedmq.options.values import (
     choice,
     conflict,
@@ -24,7 +23,6 @@ from orderedmq.options.values import (
     integer,
     invalid,
     no_rooms,
-    only_for_cluster,
     parse_bool,
     parse_group,
     parse_rooms,
@@ -40,10 +38,6 @@ OnKeyConflict = Literal["error", "warn", "ignore"]
 OnReplayDiffers = Literal["error", "skip"]
 Compression = Literal["none", "lz4"]
 
-_ON_KEY_CONFLICT: Final[Mapping[str, OnKeyConflict]] = {"error": "error", "warn": "warn", "ignore": "ignore"}
-_ON_REPLAY_DIFFERS: Final[Mapping[str, OnReplayDiffers]] = {"error": "error", "skip": "skip"}
-_COMPRESSIONS: Final[Mapping[str, Compression]] = {"none": "none", "lz4": "lz4"}
-_SHARDING_KEY_TYPES: Final[Mapping[str, GivenKeyType]] = {name: name for name in KEY_TYPES}
 #: Selectors that choose a queue by the key.
 _BY_KEY: Final = ("hash", "mod", "machineRoom")
 #: The value of shardingKey for rows without a key.
@@ -53,6 +47,8 @@ _SELECTORS: Final = {"hash": "hash", "mod": "mod", "random": "random", "queueid"
 _MAX_BUFFER: Final = 2 * 1024**3
 #: Maximum length of txnAppId, which is limited because it becomes a key in the store.
 MAX_APP_ID_LENGTH: Final = 255
+_SORT_COLUMN: Final = re.compile(r"(?:`([^`]+)`|([^\s`]+))(?:\s+(asc|desc))?", re.IGNORECASE)
+_NO_TRACE: Final = "a store has no message trace"
 
 
 class SortColumn(NamedTuple):
@@ -60,164 +56,6 @@ class SortColumn(NamedTuple):
 
     name: str
     descending: bool = False
-
-
-@dataclass(frozen=True)
-class SinkOptions:
-    """The checked options of a writer. Sizes in bytes.
-
-    ``topic`` None: rows need the column topic. ``sharding_key`` is a column's name; None: rows have no key. The column must exist
-    if ``sharding_key_explicit`` or ``needs_key`` is true. ``selector`` is ``hash``, ``mod``, ``random``, ``queueId``,
-    ``machineRoom`` or ``module:function``; only ``machineRoom`` has ``machine_rooms``. ``topic_queue_nums`` None: a missing topic
-    is an error. ``sink_group`` None: the broker chooses its name. ``trace_topic`` None: no message trace. ``txn_app_id`` and
-    ``txn_version`` are both None or both set.
-    """
-
-    endpoint: Endpoint
-    topic: str | None
-    sharding_key: str | None
-    sharding_key_explicit: bool
-    sharding_key_type: GivenKeyType
-    selector: str
-    machine_rooms: tuple[str, ...]
-    topic_queue_nums: int | None
-    order_by: tuple[SortColumn, ...]
-    order_buffer_size: int
-    on_key_conflict: OnKeyConflict
-    on_replay_differs: OnReplayDiffers
-    compression: Compression | None
-    sink_group: str | None
-    trace_topic: str | None
-    txn_app_id: str | None
-    txn_version: int | None
-
-    @property
-    def needs_key(self) -> bool:
-        """Whether the selector chooses by a key. If it does, rows without a key lose their order, which is probably a mistake."""
-        return self.sharding_key is not None and self.selector in _BY_KEY
-
-    @staticmethod
-    def parse_order_by(text: str, option: str = "order_by") -> tuple[SortColumn, ...]:
-        """Return the columns in a text such as ``created_at, id desc``. A name with blanks or commas is written in backquotes."""
-        return _order_by(text, option)
-
-    @classmethod
-    def parse(cls, options: Mapping[str, str], *, streaming: bool | None) -> Self:
-        """Return the checked options of a writer. ``streaming`` None: not known yet, so checks that depend on it are skipped.
-
-        Raises OptionError, or TopicError for a bad or reserved topic.
-        """
-        given = Given(options, "sink")
-        endpoint = parse_endpoint(given)
-        _check_txn(given, streaming)
-        selector = given.value("messageQueueSelector", _selector)
-        key = given.value("shardingKey", _column)
-        return cls(
-            endpoint=endpoint,
-            topic=given.optional("topic", _topic),
-            sharding_key=None if key == NO_KEY else key,
-            sharding_key_explicit=given.has("shardingKey"),
-            sharding_key_type=_key_type(given, selector, key),
-            selector=selector,
-            machine_rooms=_machine_rooms(given, selector, endpoint),
-            topic_queue_nums=given.optional("topicQueueNums", integer(1, MAX_QUEUES, 8)),
-            order_by=given.optional("orderBy", _order_by) or (),
-            order_buffer_size=given.value("orderBufferSize", parse_buffer_size),
-            on_key_conflict=_key_conflict(given, endpoint),
-            on_replay_differs=given.value("onReplayDiffers", choice(_ON_REPLAY_DIFFERS)),
-            compression=_compression(given, endpoint),
-            sink_group=_sink_group(given, endpoint),
-            trace_topic=_trace_topic(given, endpoint),
-            txn_app_id=given.optional("txnAppId", _app_id),
-            txn_version=given.optional("txnVersion", _txn_version),
-        )
-
-
-def _key_type(given: Given, selector: str, key: str) -> GivenKeyType:
-    chosen = given.value("shardingKeyType", choice(_SHARDING_KEY_TYPES))
-    if key == NO_KEY and given.has("shardingKeyType"):
-        raise conflict("option shardingKeyType says how keys are hashed, but with shardingKey=none rows have no keys. Drop one")
-    if key == NO_KEY and selector == "mod":
-        raise conflict(
-            "option messageQueueSelector=mod chooses by the key, but with shardingKey=none rows have no keys. Name the key's column, or use "
-            "random"
-        )
-    if selector == "mod" and chosen == "text":
-        raise conflict(
-            "option messageQueueSelector=mod needs keys that are whole numbers, so it excludes shardingKeyType=text. Use long, or hash"
-        )
-    return chosen
-
-
-def _machine_rooms(given: Given, selector: str, endpoint: Endpoint) -> tuple[str, ...]:
-    rooms = given.optional("machineRooms", parse_rooms) or ()
-    if selector != "machineRoom":
-        if rooms:
-            raise conflict(
-                f"option machineRooms needs messageQueueSelector=machineRoom, not {selector}. Set it, or drop machineRooms"
-            )
-        return ()
-    if endpoint.embedded:
-        raise no_rooms("messageQueueSelector=machineRoom", "is not supported with path", "Use hash")
-    if not rooms:
-        raise OptionError(
-            OptionCondition.MISSING, "option messageQueueSelector=machineRoom needs the rooms to write to. Set machineRooms"
-        )
-    return rooms
-
-
-def _key_conflict(given: Given, endpoint: Endpoint) -> OnKeyConflict:
-    chosen = given.optional("onKeyConflict", choice(_ON_KEY_CONFLICT))
-    if chosen is None:
-        return "error" if endpoint.capabilities.atomic_publish else "warn"
-    if chosen == "error" and not endpoint.capabilities.atomic_publish:
-        raise OptionError(
-            OptionCondition.UNSUPPORTED,
-            "option onKeyConflict=error is not supported with namesrvAddr: readers of a cluster see rows as soon as they are sent, before a "
-            "conflict can be found. Use warn, and ordered_sink.route",
-        )
-    return chosen
-
-
-def _compression(given: Given, endpoint: Endpoint) -> Compression | None:
-    if given.has("compression") and not endpoint.embedded:
-        raise conflict(
-            "option compression belongs to the embedded broker's topics. Drop it, or use path instead of namesrvAddr"
-        )
-    return given.optional("compression", choice(_COMPRESSIONS))
-
-
-def _sink_group(given: Given, endpoint: Endpoint) -> str | None:
-    if given.has("sinkGroup") and endpoint.embedded:
-        raise conflict(
-            "option sinkGroup belongs to a RocketMQ cluster, where a sink keeps bookmarks in a group. Drop it, or use namesrvAddr"
-        )
-    return given.optional("sinkGroup", parse_group)
-
-
-def _trace_topic(given: Given, endpoint: Endpoint) -> str | None:
-    for name in ("enableMsgTrace", "customizedTraceTopic"):
-        if given.has(name) and endpoint.embedded:
-            raise only_for_cluster(name, "a store has no message trace")
-    topic = given.optional("customizedTraceTopic", _topic)
-    if given.value("enableMsgTrace", parse_bool):
-        return topic or TRACE_TOPIC
-    if topic is not None:
-        raise conflict("option customizedTraceTopic needs enableMsgTrace=true. Set it, or drop customizedTraceTopic")
-    return None
-
-
-def _check_txn(given: Given, streaming: bool | None) -> None:
-    for name, other in (("txnAppId", "txnVersion"), ("txnVersion", "txnAppId")):
-        if not given.has(name):
-            continue
-        if streaming is True:
-            raise OptionError(
-                OptionCondition.UNSUPPORTED,
-                f"option {name} is not supported in a stream, which is idempotent because of its checkpoint. Drop it, or use df.write",
-            )
-        if not given.has(other):
-            raise half_given(name, other)
 
 
 def _topic(text: str, option: str) -> str:
@@ -267,9 +105,6 @@ def _selector(text: str, option: str) -> str:
     return text
 
 
-_SORT_COLUMN: Final = re.compile(r"(?:`([^`]+)`|([^\s`]+))(?:\s+(asc|desc))?", re.IGNORECASE)
-
-
 def parse_buffer_size(text: str, option: str) -> int:
     """Return the bytes of rows that a task may hold to sort them."""
     size = parse_size(text, option)
@@ -281,7 +116,8 @@ def parse_buffer_size(text: str, option: str) -> int:
     return size
 
 
-def _order_by(text: str, option: str) -> tuple[SortColumn, ...]:
+def parse_order_by(text: str, option: str = "order_by") -> tuple[SortColumn, ...]:
+    """Return the columns in a text such as ``created_at, id desc``. A name with blanks or commas is written in backquotes."""
     columns: list[SortColumn] = []
     # A comma separates columns if it is followed by an even number of backquotes.
     for item in re.split(r",(?=(?:[^`]*`[^`]*`)*[^`]*$)", text):
@@ -295,3 +131,173 @@ def _order_by(text: str, option: str) -> tuple[SortColumn, ...]:
             raise invalid(option, f"column {shown(name)} is named twice. Name it once")
         columns.append(SortColumn(name, (match[3] or "").lower() == "desc"))
     return tuple(columns)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SinkOptions(BrokerOptions):
+    """The checked options of a writer. Sizes in bytes.
+
+    ``topic`` None: rows need the column topic. ``selector`` is ``hash``, ``mod``, ``random``, ``queueId``, ``machineRoom`` or
+    ``module:function``; only ``machineRoom`` has ``machine_rooms``. ``topic_queue_nums`` None: a missing topic is an error.
+    ``sink_group`` None: the broker chooses its name. ``txn_app_id`` and ``txn_version`` are both None or both set.
+    """
+
+    topic: str | None = option(_topic, "topic to write to; overrides the column topic", shown="the column topic")
+    sharding_key: str | None = option(
+        _column,
+        "column of the sharding key. Rows with the same key go to the same queue, in order. none: rows have no key and no order",
+        shown="sharding_key",
+    )
+    sharding_key_type: GivenKeyType = option(
+        choice(KEY_TYPES),
+        "how the key is hashed: as a Java producer hashes text (a String), int (an Integer) or long (a Long). auto: by the column's type",
+        "auto",
+    )
+    selector: str = option(
+        _selector,
+        "how a row's queue is chosen: hash (as in Java), mod (key % queues), random, queueId (the column queue_id), machineRoom, or "
+        "module:function",
+        "hash",
+        name="messageQueueSelector",
+    )
+    machine_rooms: tuple[str, ...] = option(
+        parse_rooms,
+        "with machineRoom and namesrvAddr: rooms to write to: a,b for brokers a@... and b@... (the key's hash chooses among their queues)",
+        absent=(),
+        shown="required by machineRoom",
+    )
+    topic_queue_nums: int | None = option(
+        integer(1, MAX_QUEUES, 8),
+        f"create a missing topic with this number of queues, 1 to {MAX_QUEUES}. An existing topic must have the same number",
+    )
+    order_by: tuple[SortColumn, ...] = option(
+        parse_order_by,
+        "columns by which each task sorts its rows, such as: created_at, id desc",
+        absent=(),
+        shown="the rows' own order",
+    )
+    order_buffer_size: int = option(
+        parse_buffer_size, "maximum bytes that each task holds in memory for orderBy, at most 2g", "256m"
+    )
+    on_key_conflict: OnKeyConflict = option(
+        choice(get_args(OnKeyConflict)),
+        "what to do if two tasks of a batch have rows of one key, whose order is then undefined: error|warn|ignore",
+        "error",
+        cluster="warn",
+    )
+    on_replay_differs: OnReplayDiffers = option(
+        choice(get_args(OnReplayDiffers)),
+        "what to do if a repeated batch has other rows than the committed batch, but the same input: error|skip. Never skipped: other "
+        "messages of a source on the same store",
+        "error",
+    )
+    compression: Compression | None = option(
+        choice(get_args(Compression)),
+        "compression of a topic that the sink creates on the embedded broker: none|lz4",
+        shown="lz4",
+    )
+    sink_group: str | None = option(
+        parse_group,
+        "with namesrvAddr: consumer group that stores the sink's bookmarks. Use another group for each query (or txnAppId) and topic",
+        shown="OMQ_SINK_ and a hash of the query and the topic",
+    )
+    enable_msg_trace: bool = option(
+        parse_bool,
+        "with namesrvAddr: write RocketMQ's message trace for each row that is sent, as Java producers do",
+        "false",
+        only_cluster=_NO_TRACE,
+    )
+    customized_trace_topic: str | None = option(
+        _topic, "with enableMsgTrace: the topic for traces", shown=TRACE_TOPIC, only_cluster=_NO_TRACE
+    )
+    txn_app_id: str | None = option(
+        _app_id, "batch write only: together with txnVersion makes the write idempotent, as in Delta"
+    )
+    txn_version: int | None = option(
+        _txn_version, "batch write only: a number that grows with each write of txnAppId, such as the batch id"
+    )
+
+    @property
+    def key_column(self) -> str | None:
+        """The column of the sharding key, None if rows have no key. It must exist if shardingKey is given or `needs_key` is true."""
+        return None if self.sharding_key == NO_KEY else self.sharding_key or "sharding_key"
+
+    @property
+    def needs_key(self) -> bool:
+        """Whether the selector chooses by a key. If it does, rows without a key lose their order, which is probably a mistake."""
+        return self.key_column is not None and self.selector in _BY_KEY
+
+    @property
+    def trace_topic(self) -> str | None:
+        """The topic for RocketMQ's message trace, None without a trace."""
+        return (self.customized_trace_topic or TRACE_TOPIC) if self.enable_msg_trace else None
+
+    def check(self, given: Collection[str], streaming: bool | None) -> None:
+        """Raise OptionError if the options do not fit together. ``streaming`` None: not known yet."""
+        super().check(given, streaming)
+        _check_txn(given, streaming)
+        _check_key(self, given)
+        _check_machine_rooms(self)
+        _check_broker(self, given)
+        if "customizedTraceTopic" in given and not self.enable_msg_trace:
+            raise conflict("option customizedTraceTopic needs enableMsgTrace=true. Set it, or drop customizedTraceTopic")
+
+
+def _check_key(options: SinkOptions, given: Collection[str]) -> None:
+    selector, key_type = options.selector, options.sharding_key_type
+    if options.sharding_key == NO_KEY and "shardingKeyType" in given:
+        raise conflict("option shardingKeyType says how keys are hashed, but with shardingKey=none rows have no keys. Drop one")
+    if options.sharding_key == NO_KEY and selector == "mod":
+        raise conflict(
+            "option messageQueueSelector=mod chooses by the key, but with shardingKey=none rows have no keys. Name the key's column, or use "
+            "random"
+        )
+    if selector == "mod" and key_type == "text":
+        raise conflict(
+            "option messageQueueSelector=mod needs keys that are whole numbers, so it excludes shardingKeyType=text. Use long, or hash"
+        )
+
+
+def _check_machine_rooms(options: SinkOptions) -> None:
+    selector = options.selector
+    if selector != "machineRoom" and options.machine_rooms:
+        raise conflict(
+            f"option machineRooms needs messageQueueSelector=machineRoom, not {selector}. Set it, or drop machineRooms"
+        )
+    if selector == "machineRoom" and options.endpoint.embedded:
+        raise no_rooms("messageQueueSelector=machineRoom", "is not supported with path", "Use hash")
+    if selector == "machineRoom" and not options.machine_rooms:
+        raise OptionError(
+            OptionCondition.MISSING, "option messageQueueSelector=machineRoom needs the rooms to write to. Set machineRooms"
+        )
+
+
+def _check_txn(given: Collection[str], streaming: bool | None) -> None:
+    for name, other in (("txnAppId", "txnVersion"), ("txnVersion", "txnAppId")):
+        if name not in given:
+            continue
+        if streaming is True:
+            raise OptionError(
+                OptionCondition.UNSUPPORTED,
+                f"option {name} is not supported in a stream, which is idempotent because of its checkpoint. Drop it, or use df.write",
+            )
+        if other not in given:
+            raise half_given(name, other)
+
+
+def _check_broker(options: SinkOptions, given: Collection[str]) -> None:
+    embedded = options.endpoint.embedded
+    if options.on_key_conflict == "error" and not options.endpoint.capabilities.atomic_publish:
+        raise OptionError(
+            OptionCondition.UNSUPPORTED,
+            "option onKeyConflict=error is not supported with namesrvAddr: readers of a cluster see rows as soon as they are sent, before a "
+            "conflict can be found. Use warn, and ordered_sink.route",
+        )
+    if "compression" in given and not embedded:
+        raise conflict(
+            "option compression belongs to the embedded broker's topics. Drop it, or use path instead of namesrvAddr"
+        )
+    if "sinkGroup" in given and embedded:
+        raise conflict(
+            "option sinkGroup belongs to a RocketMQ cluster, where a sink keeps bookmarks in a group. Drop it, or use namesrvAddr"
+        )

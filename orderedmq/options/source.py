@@ -8,50 +8,46 @@ queue.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final, Literal, Self
+from typing import Final, Literal, get_args
 
-from orderedmq.broker import DEFAULT_PULL, PullSettings
+from orderedmq.broker import MAX_MESSAGES, PullSettings
 from orderedmq.conditions import OptionCondition
-from orderedmq.endpoint import Endpoint
 from orderedmq.errors import OptionError
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue
-from orderedmq.options.allocation import Assignment, parse_allocation, parse_assignment
-from orderedmq.options.declared import MAX_PULL_BATCH, Given
-from orderedmq.options.endpoint import parse_endpoint
-from orderedmq.options.failed_messages import parse_failed_messages
-from orderedmq.options.filter import parse_filter
-from orderedmq.options.offsets_json import LATEST, OFFSETS_EXAMPLE, parse_offsets_json
+from orderedmq.options.declared import option
+from orderedmq.options.endpoint import BrokerOptions
+from orderedmq.options.queue_json import LATEST, OFFSETS_EXAMPLE, parse_offsets_json, parse_queues_json
 from orderedmq.options.values import (
     choice,
     conflict,
     integer,
     invalid,
+    no_rooms,
     only_for_cluster,
     parse_bool,
     parse_duration,
     parse_group,
     parse_name,
+    parse_room,
+    parse_rooms,
     parse_size,
     parse_timestamp,
     parse_topic,
     shown,
 )
-from orderedmq.ownership.allocate import Allocation
+from orderedmq.ownership.allocate import INNER_STRATEGIES, STRATEGIES, Allocation
 from orderedmq.parking.rules import origin, read_as_a_stream
 from orderedmq.rows.dead_letters import dead_letter_topic
-from orderedmq.rows.filters import Filter
-
-#: Seconds to wait for locks that another client holds. In a cluster, a killed owner's locks remain for up to 60 s.
-LOCK_TIMEOUT: Final = 10.0
-CLUSTER_LOCK_TIMEOUT: Final = 75.0
+from orderedmq.rows.filters import ALL, Filter
 
 MessageModel = Literal["clustering", "broadcasting"]
+Assignment = Literal["exclusive", "shared"]
 ConsumeFrom = Literal["first", "last", "timestamp"]
 StartKind = Literal["committed", "earliest", "latest", "json", "timestamp"]
 
-_MODELS: Final[Mapping[str, MessageModel]] = {"clustering": "clustering", "broadcasting": "broadcasting"}
+MAX_PULL_BATCH: Final = 1024 * 1024
 _CONSUME_FROM: Final[Mapping[str, ConsumeFrom]] = {
     "first": "first",
     "last": "last",
@@ -62,14 +58,16 @@ _CONSUME_FROM: Final[Mapping[str, ConsumeFrom]] = {
 }
 _STARTING: Final[Mapping[str, StartKind]] = {"committed": "committed", "earliest": "earliest", "latest": "latest"}
 _START_OF: Final[Mapping[ConsumeFrom, StartKind]] = {"first": "earliest", "last": "latest", "timestamp": "timestamp"}
-#: Options of a cluster, and the reason why a store does not need them.
-_ONLY_FOR_CLUSTER: Final[Mapping[tuple[str, ...], str]] = {
-    ("pullThresholdForQueue", "pullThresholdSizeForQueue"): (
-        "a task does not prefetch from a store, where pullBatchSize limits the rows of one read"
-    ),
-    ("verifyBodyCrc",): "a store always verifies the checksums of its messages",
-}
+_NO_PREFETCH: Final = "a task does not prefetch from a store, where pullBatchSize limits the rows of one read"
 _ADMISSION: Final = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "maxBytesPerTrigger")
+_STRATEGY: Final = "allocateMessageQueueStrategy"
+#: Options that only one strategy uses: option → (strategy, meaning of the option, or None if the strategy does not require it).
+_PARTS: Final = {
+    "allocateQueues": ("CONFIG", "the queues of this query"),
+    "machineRooms": ("MACHINE_ROOM", "the rooms whose queues the group consumes"),
+    "machineRoom": ("MACHINE_ROOM_NEARBY", "the room of this query"),
+    "allocateInner": ("MACHINE_ROOM_NEARBY", None),
+}
 
 
 @dataclass(frozen=True)
@@ -98,170 +96,6 @@ class EndingOffsets:
     timestamp: int | None = None
 
 
-@dataclass(frozen=True)
-class SourceOptions:
-    """The checked options of a reader. Durations are in seconds, times in µs since 1970, sizes in bytes. A limit of None means no limit.
-
-    Exactly one of ``topics`` (in the given order, without duplicates) and ``topic_pattern`` is set. ``consumer_group`` is None in
-    broadcasting and in a batch without a group. ``allocation``: how the members of a shared group divide its queues. ``matching``
-    None: all messages. ``consume_from``: where a group that has never committed begins. ``parking_lot``: maximum messages in a
-    queue's parking lot, None without a lot. ``retry_topic``: whether the group's retry topic is also read.
-    """
-
-    endpoint: Endpoint
-    topics: tuple[str, ...]
-    topic_pattern: str | None
-    matching: Filter | None
-    consumer_group: str | None
-    message_model: MessageModel
-    assignment: Assignment
-    allocation: Allocation
-    lock_timeout: float
-    starting: StartingOffsets
-    ending: EndingOffsets
-    consume_from: ConsumeFrom
-    consume_timestamp: int | None
-    fail_on_data_loss: bool
-    max_offsets_per_trigger: int | None
-    min_offsets_per_trigger: int | None
-    max_trigger_delay: float
-    max_bytes_per_trigger: int | None
-    pull_batch_size: int
-    pull_settings: PullSettings
-    include_properties: bool
-    include_lock_token: bool
-    parking_lot: int | None = None
-    retry_topic: bool = False
-    query_name: str | None = None
-
-    @classmethod
-    def parse(cls, options: Mapping[str, str], *, streaming: bool | None) -> Self:
-        """Return the checked options of a reader. ``streaming`` None: not known yet, so checks that depend on it are skipped.
-
-        Raises OptionError, or TopicError or GroupError for a bad name.
-        """
-        given = Given(options, "source")
-        endpoint = parse_endpoint(given)
-        _check_kind(given, streaming)
-        topics, pattern = _topics(given)
-        if streaming is True:
-            _refuse_parking_lots(topics)
-        model = given.value("messageModel", choice(_MODELS))
-        group = _group(given, model, streaming)
-        assignment = parse_assignment(given, model, streaming)
-        allocation = parse_allocation(given, assignment, embedded=endpoint.embedded)
-        failed = parse_failed_messages(given, endpoint, group, allocation, streaming)
-        lock_token = given.value("includeLockToken", parse_bool)
-        if lock_token and group is not None and streaming:
-            # A listener gets the token. Refuse a group for which it could write no dead letters before the listener gets a message.
-            dead_letter_topic(group)
-        _require_read("allocateQueues", allocation.queues, topics, pattern, endpoint)
-        consume_from, consume_timestamp = _consume_from(given)
-        starting = _starting(given, model, group, consume_from, consume_timestamp, streaming)
-        ending = _ending(given)
-        for option, offsets in (("startingOffsets", starting.offsets), ("endingOffsets", ending.offsets)):
-            _require_all_topics(option, offsets, topics, pattern, endpoint)
-        _check_range(starting, ending)
-        most = given.optional("maxOffsetsPerTrigger", integer(1, example=100000))
-        least = given.optional("minOffsetsPerTrigger", integer(1))
-        if most is not None and least is not None and least > most:
-            raise conflict(f"option minOffsetsPerTrigger ({least}) is more than maxOffsetsPerTrigger ({most}). Lower it")
-        if given.has("maxTriggerDelay") and least is None:
-            raise OptionError(
-                OptionCondition.MISSING, "option maxTriggerDelay limits the wait for a minimum. Set minOffsetsPerTrigger"
-            )
-        return cls(
-            endpoint=endpoint,
-            topics=topics,
-            topic_pattern=pattern,
-            matching=parse_filter(given, embedded=endpoint.embedded),
-            consumer_group=group,
-            message_model=model,
-            assignment=assignment,
-            allocation=allocation,
-            lock_timeout=_lock_timeout(given, endpoint),
-            starting=starting,
-            ending=ending,
-            consume_from=consume_from,
-            consume_timestamp=consume_timestamp,
-            fail_on_data_loss=given.value("failOnDataLoss", parse_bool),
-            max_offsets_per_trigger=most,
-            min_offsets_per_trigger=least,
-            max_trigger_delay=given.value("maxTriggerDelay", parse_duration),
-            max_bytes_per_trigger=given.optional("maxBytesPerTrigger", parse_size),
-            pull_batch_size=given.value("pullBatchSize", integer(1, MAX_PULL_BATCH, 16384)),
-            pull_settings=_pull_settings(given, endpoint, group),
-            include_properties=given.value("includeProperties", parse_bool),
-            include_lock_token=lock_token,
-            parking_lot=failed.parking_lot,
-            retry_topic=failed.retry_topic,
-            query_name=given.optional("queryName", parse_name),
-        )
-
-    @property
-    def failures(self) -> str:
-        """The name of the option that decides where failed messages wait, "" for none. All members of a group need the same value."""
-        return "parkingLot" if self.parking_lot is not None else "retryTopic" if self.retry_topic else ""
-
-    def reads(self, topic: str) -> bool:
-        return _is_read(topic, self.topics, self.topic_pattern)
-
-
-def _pull_settings(given: Given, endpoint: Endpoint, group: str | None) -> PullSettings:
-    if endpoint.embedded:
-        for names, why in _ONLY_FOR_CLUSTER.items():
-            for name in filter(given.has, names):
-                raise only_for_cluster(name, why)
-        return DEFAULT_PULL
-    return PullSettings(
-        group,
-        given.value("pullThresholdForQueue", integer(1, example=65536)),
-        given.value("pullThresholdSizeForQueue", parse_size),
-        given.value("verifyBodyCrc", parse_bool),
-    )
-
-
-def _is_read(topic: str, topics: tuple[str, ...], pattern: str | None) -> bool:
-    return topic in topics if pattern is None else re.fullmatch(pattern, topic) is not None
-
-
-def _lock_timeout(given: Given, endpoint: Endpoint) -> float:
-    chosen = given.optional("lockTimeout", parse_duration)
-    if chosen is not None:
-        return chosen
-    return LOCK_TIMEOUT if endpoint.embedded else CLUSTER_LOCK_TIMEOUT
-
-
-def _check_kind(given: Given, streaming: bool | None) -> None:
-    if streaming is True:
-        for name in ("endingOffsets", "endingTimestamp"):
-            if given.has(name):
-                raise OptionError(OptionCondition.UNSUPPORTED, f"option {name} is not supported in a stream. Use spark.read")
-    if streaming is False:
-        for name in _ADMISSION:
-            if given.has(name):
-                raise OptionError(
-                    OptionCondition.UNSUPPORTED,
-                    f"option {name} is not supported in a batch, which has no trigger. Use endingOffsets, or spark.readStream",
-                )
-
-
-def _topics(given: Given) -> tuple[tuple[str, ...], str | None]:
-    if given.has("topic") == given.has("topicPattern"):
-        if given.has("topic"):
-            raise conflict("options topic and topicPattern exclude each other. Drop one")
-        raise OptionError(OptionCondition.MISSING, "option topic is missing. Set topic (one, or a,b), or topicPattern")
-    return given.optional("topic", _topic_list) or (), given.optional("topicPattern", _pattern)
-
-
-def _refuse_parking_lots(topics: tuple[str, ...]) -> None:
-    """Raise TopicError RESERVED if a stream would read a parking lot, because the lot's owner moves and deletes messages in it."""
-    for name in topics:
-        found = origin(name)
-        if found is not None:
-            raise read_as_a_stream(name, *found)
-
-
 def _topic_list(text: str, option: str) -> tuple[str, ...]:
     topics = tuple(name.strip() for name in text.split(","))
     for index, name in enumerate(topics):
@@ -284,75 +118,29 @@ def _pattern(text: str, option: str) -> str:
     return text
 
 
-def _group(given: Given, model: MessageModel, streaming: bool | None) -> str | None:
-    group = given.optional("consumerGroup", parse_group)
-    if model == "broadcasting" and group is not None:
-        raise conflict(
-            "option consumerGroup has no meaning with messageModel=broadcasting, where every query sees everything and the "
-            "checkpoint holds its offsets. Drop consumerGroup, or use messageModel=clustering"
-        )
-    if model == "clustering" and group is None and streaming is True:
-        raise OptionError(
-            OptionCondition.MISSING,
-            "option consumerGroup is missing. Set consumerGroup to the group whose locks and offsets the query uses, "
-            "or messageModel=broadcasting for a query without a group",
-        )
-    return group
+def _tags(text: str, option: str) -> Filter | None:
+    for tag in () if text == ALL else (part.strip() for part in text.split("||")):
+        # Java ignores empty tags and accepts any other text as a tag, so what is meant as a list or as a pattern would silently make a
+        # query read nothing.
+        if not tag or any(character in tag for character in (ALL, "|", ",")):
+            raise invalid(
+                option,
+                f"{shown(text)} is not an expression of tags, which are separated by || and have no patterns. Write for example A || B, or "
+                f"{ALL} for all",
+            )
+    return Filter.by_tags(text)
 
 
-def _consume_from(given: Given) -> tuple[ConsumeFrom, int | None]:
-    where = given.value("consumeFromWhere", _consume_from_where)
-    timestamp = given.optional("consumeTimestamp", parse_timestamp)
-    if where == "timestamp" and timestamp is None:
-        raise OptionError(OptionCondition.MISSING, "option consumeFromWhere=timestamp needs a time. Set consumeTimestamp")
-    if where != "timestamp" and timestamp is not None:
-        raise conflict(
-            f"option consumeTimestamp needs consumeFromWhere=timestamp, not {where}. Set it, or drop consumeTimestamp"
-        )
-    if given.has("consumeFromWhere"):
-        for name in ("startingOffsets", "startingTimestamp"):
-            if given.has(name) and (given.text(name) or "").lower() != "committed":
-                raise conflict(f"options consumeFromWhere and {name} both say where to begin. Drop one")
-    return where, timestamp
+def _sql(text: str, option: str) -> Filter:
+    if not text:
+        raise invalid(option, "the expression is empty. Write for example TAGS = 'a' AND amount > 5, or drop the option")
+    return Filter(sql=text)
 
 
 def _consume_from_where(text: str, option: str) -> ConsumeFrom:
     if text.lower() not in _CONSUME_FROM:
         raise invalid(option, f"{shown(text)} is not one of first, last, timestamp. Write for example first")
     return _CONSUME_FROM[text.lower()]
-
-
-def _starting(
-    given: Given,
-    model: MessageModel,
-    group: str | None,
-    consume_from: ConsumeFrom,
-    consume_timestamp: int | None,
-    streaming: bool | None,
-) -> StartingOffsets:
-    if given.has("startingTimestamp") and given.has("startingOffsets"):
-        raise conflict("options startingTimestamp and startingOffsets exclude each other. Drop one")
-    timestamp = given.optional("startingTimestamp", parse_timestamp)
-    if timestamp is not None:
-        return StartingOffsets("timestamp", timestamp=timestamp, explicit=True)
-    starting = given.optional("startingOffsets", _starting_offsets)
-    if starting is None:
-        if group is not None:
-            return StartingOffsets("committed")
-        starting = StartingOffsets(_START_OF[consume_from], timestamp=consume_timestamp)
-    if starting.kind == "committed" and model == "broadcasting":
-        raise conflict(
-            "option startingOffsets=committed has no meaning with messageModel=broadcasting, where no group commits. "
-            "Use earliest, latest or JSON"
-        )
-    if starting.kind == "committed" and group is None and streaming is not None:
-        raise OptionError(
-            OptionCondition.MISSING, "option startingOffsets=committed needs a group. Set consumerGroup, or use earliest"
-        )
-    if starting.kind == "latest" and streaming is False:
-        name = "startingOffsets=latest" if starting.explicit else "consumeFromWhere=last"
-        raise conflict(f"option {name} leaves nothing for a batch to read. Use earliest or a time")
-    return starting
 
 
 def _starting_offsets(text: str, option: str) -> StartingOffsets:
@@ -364,15 +152,6 @@ def _starting_offsets(text: str, option: str) -> StartingOffsets:
     return StartingOffsets("json", offsets=parse_offsets_json(text, option), explicit=True)
 
 
-def _ending(given: Given) -> EndingOffsets:
-    if given.has("endingTimestamp") and given.has("endingOffsets"):
-        raise conflict("options endingTimestamp and endingOffsets exclude each other. Drop one")
-    timestamp = given.optional("endingTimestamp", parse_timestamp)
-    if timestamp is not None:
-        return EndingOffsets("timestamp", timestamp=timestamp)
-    return given.optional("endingOffsets", _ending_offsets) or EndingOffsets()
-
-
 def _ending_offsets(text: str, option: str) -> EndingOffsets:
     if text.lower() == "latest":
         return EndingOffsets()
@@ -381,38 +160,416 @@ def _ending_offsets(text: str, option: str) -> EndingOffsets:
     return EndingOffsets("json", offsets=parse_offsets_json(text, option))
 
 
-def _require_read(
-    option: str, queues: Iterable[MessageQueue], topics: tuple[str, ...], pattern: str | None, endpoint: Endpoint
-) -> None:
-    """Raise OptionError if the topic of a queue is not read, or if a queue of the embedded broker names another broker."""
-    for queue in queues:
-        if not _is_read(queue.topic, topics, pattern):
-            which = "topic" if pattern is None else "topicPattern"
-            raise conflict(f"option {option} names {shown(queue.topic)}, which is not in {which}. Drop it")
-        if endpoint.embedded and queue.broker_name != EMBEDDED_BROKER:
-            raise invalid(
-                option,
-                f"the broker named {shown(queue.broker_name)} does not exist. The embedded broker's name is {EMBEDDED_BROKER}",
+@dataclass(frozen=True, kw_only=True)
+class SourceOptions(BrokerOptions):
+    """The checked options of a reader. Durations are in seconds, times in µs since 1970, sizes in bytes. A limit of None means no limit.
+
+    Exactly one of ``topics`` (in the given order, without duplicates) and ``topic_pattern`` is set. ``consumer_group`` is None in
+    broadcasting and in a batch without a group.
+    """
+
+    topics: tuple[str, ...] = option(
+        _topic_list,
+        "topic to read, or several topics: a,b",
+        name="topic",
+        absent=(),
+        shown="this or topicPattern is required",
+    )
+    topic_pattern: str | None = option(
+        _pattern, "regular expression that the whole name of a topic must match", shown="this or topic is required"
+    )
+    tags: Filter | None = option(
+        _tags,
+        "read only messages with one of these tags: A || B, or * for all. Offsets, limits and lag also count the other messages",
+        shown="all messages",
+    )
+    filter_sql: Filter | None = option(
+        _sql,
+        "with namesrvAddr, instead of tags: read only messages whose properties match this RocketMQ SQL: TAGS = 'A' AND amount > 5. The "
+        "brokers need enablePropertyFilter=true",
+        shown="all messages",
+    )
+    consumer_group: str | None = option(
+        parse_group,
+        "consumer group whose locks and offsets the query uses",
+        shown="required by a stream with messageModel=clustering",
+    )
+    query_name: str | None = option(
+        parse_name,
+        "name by which the command shows this query as owner and member, because Spark does not pass a query's name to its source",
+        shown="on the embedded broker Spark's name of the query once a batch has run, else the beginning of an id",
+    )
+    message_model: MessageModel = option(
+        choice(get_args(MessageModel)),
+        "clustering: use the group's locks and offsets; broadcasting: every query reads every message",
+        "clustering",
+    )
+    assignment: Assignment = option(
+        choice(get_args(Assignment)),
+        "exclusive: the query owns all queues of its topics, or none; shared: the group's queries divide the queues",
+        "exclusive",
+    )
+    allocate_message_queue_strategy: str = option(
+        choice(STRATEGIES),
+        "with assignment=shared: how queues are divided. All queries of the group need the same value: "
+        "AVG|AVG_BY_CIRCLE|CONSISTENT_HASH|CONFIG|MACHINE_ROOM|MACHINE_ROOM_NEARBY",
+        "AVG",
+    )
+    allocate_queues: tuple[MessageQueue, ...] = option(
+        parse_queues_json,
+        'with CONFIG: the queues of this query: {"orders": {"embedded": [0, 1]}}',
+        absent=(),
+        shown="required by CONFIG",
+    )
+    machine_rooms: tuple[str, ...] = option(
+        parse_rooms,
+        "with MACHINE_ROOM: rooms whose queues the group consumes: a,b for brokers a@... and b@... (the embedded broker is in no room)",
+        absent=(),
+        shown="required by MACHINE_ROOM",
+    )
+    machine_room: str | None = option(
+        parse_room,
+        "with MACHINE_ROOM_NEARBY: this query's room: a for brokers a@... (a room's queues go to the queries in that room, if any)",
+        shown="required by MACHINE_ROOM_NEARBY",
+    )
+    allocate_inner: str = option(
+        choice(INNER_STRATEGIES),
+        "with MACHINE_ROOM_NEARBY: how each room's queues are divided: AVG|AVG_BY_CIRCLE|CONSISTENT_HASH",
+        "AVG",
+    )
+    #: In a cluster, a killed owner's locks remain for up to 60 s.
+    lock_timeout: float = option(
+        parse_duration, "how long to wait for queue locks that another client holds", "10s", cluster="75s"
+    )
+    starting_offsets: StartingOffsets | None = option(
+        _starting_offsets,
+        'where a query without a checkpoint begins: committed, earliest, latest or JSON such as {"orders": {"embedded": {"0": 23, "1": -2}}}',
+        shown="committed with a consumerGroup, else as consumeFromWhere says",
+    )
+    ending_offsets: EndingOffsets = option(_ending_offsets, "batch only: where to end (exclusive), latest or JSON", "latest")
+    starting_timestamp: int | None = option(
+        parse_timestamp,
+        "begin at the first message stored at this time or later: ISO-8601 (UTC without a zone) or ms since 1970",
+    )
+    ending_timestamp: int | None = option(
+        parse_timestamp, "batch only: end before the first message stored at this time or later, in the same formats"
+    )
+    consume_from_where: ConsumeFrom = option(
+        _consume_from_where,
+        "where to begin if the group has never committed, or without a group: first|last|timestamp",
+        "first",
+    )
+    consume_timestamp: int | None = option(
+        parse_timestamp, "the time for consumeFromWhere=timestamp, in the formats of startingTimestamp"
+    )
+    fail_on_data_loss: bool = option(
+        parse_bool, "fail if unread messages were deleted; false: continue with a warning that counts them", "true"
+    )
+    max_offsets_per_trigger: int | None = option(
+        integer(1, example=100000),
+        "stream only: maximum messages per micro-batch, counted before filtering and without parked messages",
+        shown="no limit",
+    )
+    min_offsets_per_trigger: int | None = option(
+        integer(1), "stream only: minimum messages per micro-batch, for which a trigger waits", shown="no waiting"
+    )
+    max_trigger_delay: float = option(parse_duration, "stream only: maximum wait for minOffsetsPerTrigger", "15m")
+    max_bytes_per_trigger: int | None = option(
+        parse_size,
+        "stream only: maximum bytes per micro-batch, such as 64m, without parked messages",
+        shown="no limit",
+    )
+    pull_batch_size: int = option(
+        integer(1, MAX_PULL_BATCH, 16384), f"maximum rows in a RecordBatch, 1 to {MAX_PULL_BATCH}", "16384"
+    )
+    pull_threshold_for_queue: int = option(
+        integer(1, example=MAX_MESSAGES),
+        "with namesrvAddr: maximum messages that a task prefetches per queue",
+        str(MAX_MESSAGES),
+        only_cluster=_NO_PREFETCH,
+    )
+    pull_threshold_size_for_queue: int = option(
+        parse_size,
+        "with namesrvAddr: maximum bytes that a task prefetches per queue, approximately",
+        "100m",
+        only_cluster=_NO_PREFETCH,
+    )
+    verify_body_crc: bool = option(
+        parse_bool,
+        "with namesrvAddr: verify the checksum that a broker stored with each body. A message whose body differs is unreadable",
+        "false",
+        only_cluster="a store always verifies the checksums of its messages",
+    )
+    include_properties: bool = option(parse_bool, "add the column properties", "false")
+    include_lock_token: bool = option(parse_bool, "add the column lock_token, which `consume_orderly` needs", "false")
+    parking_lot: bool = option(
+        parse_bool,
+        "stream only: also read, when due, messages that `consume_orderly` with OrderPerKey has parked. Adds the columns lock_token and ticket",
+        "false",
+    )
+    parking_lot_max_messages: int = option(
+        integer(1, example=10000),
+        "with parkingLot: number of parked messages per queue above which no more keys are parked",
+        "10000",
+    )
+    retry_topic: bool = option(
+        parse_bool,
+        "stream only, with namesrvAddr, instead of parkingLot: also read the group's retry topic, as its Java consumers do. "
+        "`consume_concurrently` sends messages that it could not process back to this topic. Also adds the column lock_token",
+        "false",
+    )
+
+    @property
+    def matching(self) -> Filter | None:
+        """The filter of messages, None for all messages. The brokers check SQL."""
+        return self.tags if self.filter_sql is None else self.filter_sql
+
+    @property
+    def allocation(self) -> Allocation:
+        """How the members of a shared group divide its queues."""
+        return Allocation(
+            self.allocate_message_queue_strategy,
+            self.allocate_queues,
+            self.machine_rooms,
+            self.machine_room,
+            self.allocate_inner,
+        )
+
+    @property
+    def starting(self) -> StartingOffsets:
+        """Where the query begins without a checkpoint."""
+        if self.starting_timestamp is not None:
+            return StartingOffsets("timestamp", timestamp=self.starting_timestamp, explicit=True)
+        if self.starting_offsets is not None:
+            return self.starting_offsets
+        return self.never_committed if self.consumer_group is None else StartingOffsets("committed")
+
+    @property
+    def never_committed(self) -> StartingOffsets:
+        """Where a query begins in queues without an offset of its group."""
+        return StartingOffsets(_START_OF[self.consume_from_where], timestamp=self.consume_timestamp)
+
+    @property
+    def ending(self) -> EndingOffsets:
+        """Where a batch ends."""
+        if self.ending_timestamp is not None:
+            return EndingOffsets("timestamp", timestamp=self.ending_timestamp)
+        return self.ending_offsets
+
+    @property
+    def pull_settings(self) -> PullSettings:
+        return PullSettings(
+            self.consumer_group, self.pull_threshold_for_queue, self.pull_threshold_size_for_queue, self.verify_body_crc
+        )
+
+    @property
+    def failures(self) -> str:
+        """The name of the option that decides where failed messages wait, "" for none. All members of a group need the same value."""
+        return "parkingLot" if self.parking_lot else "retryTopic" if self.retry_topic else ""
+
+    def reads(self, topic: str) -> bool:
+        if self.topic_pattern is None:
+            return topic in self.topics
+        return re.fullmatch(self.topic_pattern, topic) is not None
+
+    def check(self, given: Collection[str], streaming: bool | None) -> None:
+        """Raise OptionError, TopicError or GroupError if the options do not fit together. ``streaming`` None: not known yet."""
+        super().check(given, streaming)
+        _check_kind(given, streaming)
+        _check_topics(self, given, streaming)
+        _check_group(self, streaming)
+        _check_assignment(self, given, streaming)
+        _check_failed_messages(self, given, streaming)
+        _check_filter(self, given)
+        _check_range(self, given, streaming)
+        _check_admission(self, given)
+
+
+def _check_kind(given: Collection[str], streaming: bool | None) -> None:
+    if streaming is True:
+        for name in ("endingOffsets", "endingTimestamp"):
+            if name in given:
+                raise OptionError(OptionCondition.UNSUPPORTED, f"option {name} is not supported in a stream. Use spark.read")
+    if streaming is False:
+        for name in _ADMISSION:
+            if name in given:
+                raise OptionError(
+                    OptionCondition.UNSUPPORTED,
+                    f"option {name} is not supported in a batch, which has no trigger. Use endingOffsets, or spark.readStream",
+                )
+
+
+def _check_topics(options: SourceOptions, given: Collection[str], streaming: bool | None) -> None:
+    """Also raises TopicError RESERVED if a stream would read a parking lot, whose owner moves and deletes messages in it."""
+    if "topic" in given and "topicPattern" in given:
+        raise conflict("options topic and topicPattern exclude each other. Drop one")
+    if "topic" not in given and "topicPattern" not in given:
+        raise OptionError(OptionCondition.MISSING, "option topic is missing. Set topic (one, or a,b), or topicPattern")
+    for name in options.topics if streaming else ():
+        parked = origin(name)
+        if parked is not None:
+            raise read_as_a_stream(name, *parked)
+
+
+def _check_group(options: SourceOptions, streaming: bool | None) -> None:
+    model, group = options.message_model, options.consumer_group
+    if model == "broadcasting" and group is not None:
+        raise conflict(
+            "option consumerGroup has no meaning with messageModel=broadcasting, where every query sees everything and the "
+            "checkpoint holds its offsets. Drop consumerGroup, or use messageModel=clustering"
+        )
+    if model == "clustering" and group is None and streaming is True:
+        raise OptionError(
+            OptionCondition.MISSING,
+            "option consumerGroup is missing. Set consumerGroup to the group whose locks and offsets the query uses, "
+            "or messageModel=broadcasting for a query without a group",
+        )
+    if options.include_lock_token and group is not None and streaming:
+        # A listener gets the token. Refuse a group for which it could write no dead letters before the listener gets a message.
+        dead_letter_topic(group)
+
+
+def _check_assignment(options: SourceOptions, given: Collection[str], streaming: bool | None) -> None:
+    """An option that the chosen assignment or strategy does not use is refused, because a user who sets it expects an effect."""
+    assignment, strategy = options.assignment, options.allocate_message_queue_strategy
+    if assignment != "shared":
+        for name in (_STRATEGY, *_PARTS):
+            if name in given:
+                raise conflict(f"option {name} needs assignment=shared, not {assignment}. Set it, or drop {name}")
+        return
+    if options.message_model == "broadcasting":
+        raise conflict(
+            "option assignment=shared has no meaning with messageModel=broadcasting, where every query sees everything. "
+            "Drop it, or use messageModel=clustering"
+        )
+    if streaming is False:
+        raise OptionError(
+            OptionCondition.UNSUPPORTED,
+            "option assignment=shared is not supported in a batch, which owns no queue. Drop it, or use spark.readStream",
+        )
+    for name, (needed, what) in _PARTS.items():
+        if name in given and strategy != needed:
+            raise conflict(f"option {name} needs {_STRATEGY}={needed}, not {strategy}. Set it, or drop {name}")
+        if what and strategy == needed and name not in given:
+            raise OptionError(OptionCondition.MISSING, f"option {_STRATEGY}={strategy} needs {what}. Set {name}")
+    if strategy == "MACHINE_ROOM" and options.endpoint.embedded:
+        effect = "would leave all queues without an owner"
+        raise no_rooms(f"{_STRATEGY}={strategy}", effect, "Use AVG, or MACHINE_ROOM_NEARBY with machineRoom")
+    _require_read(options, "allocateQueues", options.allocate_queues)
+
+
+def _check_failed_messages(options: SourceOptions, given: Collection[str], streaming: bool | None) -> None:
+    if not options.parking_lot and "parkingLotMaxMessages" in given:
+        raise conflict(
+            "option parkingLotMaxMessages limits a parking lot, but parkingLot is false. Set parkingLot=true, or drop parkingLotMaxMessages"
+        )
+    if options.retry_topic and options.endpoint.embedded:
+        raise only_for_cluster(
+            "retryTopic", "the embedded broker has no retry topics, but parkingLot=true has the same purpose"
+        )
+    if options.retry_topic and options.parking_lot:
+        raise conflict(
+            "options parkingLot and retryTopic both say where failed messages wait. Keep retryTopic to share these messages with Java "
+            "consumers of the group, else keep parkingLot"
+        )
+    if options.retry_topic and options.allocate_message_queue_strategy == "CONFIG":
+        raise conflict(
+            "option retryTopic cannot be used with allocateMessageQueueStrategy=CONFIG: no query would own the retry topic's queues. "
+            "Use another strategy, or parkingLot=true"
+        )
+    for name, chosen, remedy in (
+        ("parkingLot", options.parking_lot, "Use spark.readStream, or `orderedmq parked list`"),
+        ("retryTopic", options.retry_topic, "Use spark.readStream, or read the topic %RETRY%<group> by its name"),
+    ):
+        if chosen and streaming is False:
+            raise OptionError(
+                OptionCondition.UNSUPPORTED, f"option {name} is not supported in a batch, which has no locks. {remedy}"
+            )
+        if chosen and options.consumer_group is None:
+            raise conflict(
+                f"option {name} needs a consumer group, to which the waiting messages belong. Set consumerGroup, or drop {name}"
             )
 
 
-def _require_all_topics(
-    option: str, offsets: Mapping[MessageQueue, int] | None, topics: tuple[str, ...], pattern: str | None, endpoint: Endpoint
-) -> None:
-    """Raise OptionError unless the offsets name only topics that are read, and every topic that the option topic names."""
-    if offsets is None:
-        return
-    _require_read(option, offsets, topics, pattern, endpoint)
-    named = {queue.topic for queue in offsets}
-    for topic in topics:
-        if topic not in named:
-            raise invalid(option, f"topic {shown(topic)} is missing. Name every queue of every topic")
+def _check_filter(options: SourceOptions, given: Collection[str]) -> None:
+    if "tags" in given and "filterSql" in given:
+        raise conflict("options tags and filterSql exclude each other. Drop one, or write the tags into the SQL: TAGS = 'a'")
+    if "filterSql" in given and options.endpoint.embedded:
+        raise OptionError(
+            OptionCondition.UNSUPPORTED,
+            "option filterSql is not supported by the embedded broker, because RocketMQ's brokers evaluate it. Filter the DataFrame instead "
+            "(DataFrame.filter), or use tags",
+        )
 
 
-def _check_range(starting: StartingOffsets, ending: EndingOffsets) -> None:
+def _check_range(options: SourceOptions, given: Collection[str], streaming: bool | None) -> None:
+    """Check where the query begins and ends."""
+    where = options.consume_from_where
+    if where == "timestamp" and "consumeTimestamp" not in given:
+        raise OptionError(OptionCondition.MISSING, "option consumeFromWhere=timestamp needs a time. Set consumeTimestamp")
+    if where != "timestamp" and "consumeTimestamp" in given:
+        raise conflict(
+            f"option consumeTimestamp needs consumeFromWhere=timestamp, not {where}. Set it, or drop consumeTimestamp"
+        )
+    starting, ending = options.starting, options.ending
+    if "consumeFromWhere" in given and starting.explicit and starting.kind != "committed":
+        name = "startingTimestamp" if "startingTimestamp" in given else "startingOffsets"
+        raise conflict(f"options consumeFromWhere and {name} both say where to begin. Drop one")
+    if "startingTimestamp" in given and "startingOffsets" in given:
+        raise conflict("options startingTimestamp and startingOffsets exclude each other. Drop one")
+    if "endingTimestamp" in given and "endingOffsets" in given:
+        raise conflict("options endingTimestamp and endingOffsets exclude each other. Drop one")
+    if starting.kind == "committed" and options.message_model == "broadcasting":
+        raise conflict(
+            "option startingOffsets=committed has no meaning with messageModel=broadcasting, where no group commits. "
+            "Use earliest, latest or JSON"
+        )
+    if starting.kind == "committed" and options.consumer_group is None and streaming is not None:
+        raise OptionError(
+            OptionCondition.MISSING, "option startingOffsets=committed needs a group. Set consumerGroup, or use earliest"
+        )
+    if starting.kind == "latest" and streaming is False:
+        name = "startingOffsets=latest" if starting.explicit else "consumeFromWhere=last"
+        raise conflict(f"option {name} leaves nothing for a batch to read. Use earliest or a time")
+    for option_name, offsets in (("startingOffsets", starting.offsets), ("endingOffsets", ending.offsets)):
+        _require_all_topics(options, option_name, offsets)
     if starting.timestamp is not None and ending.timestamp is not None and starting.timestamp > ending.timestamp:
         raise conflict("option startingTimestamp is after endingTimestamp. Exchange them")
     for queue, begin in (starting.offsets or {}).items():
         end = (ending.offsets or {}).get(queue, LATEST)
         if 0 <= end < begin:
             raise conflict(f"option startingOffsets begins {queue} at {begin}, after endingOffsets at {end}. Lower it")
+
+
+def _check_admission(options: SourceOptions, given: Collection[str]) -> None:
+    most, least = options.max_offsets_per_trigger, options.min_offsets_per_trigger
+    if most is not None and least is not None and least > most:
+        raise conflict(f"option minOffsetsPerTrigger ({least}) is more than maxOffsetsPerTrigger ({most}). Lower it")
+    if "maxTriggerDelay" in given and least is None:
+        raise OptionError(
+            OptionCondition.MISSING, "option maxTriggerDelay limits the wait for a minimum. Set minOffsetsPerTrigger"
+        )
+
+
+def _require_read(options: SourceOptions, option: str, queues: Iterable[MessageQueue]) -> None:
+    """Raise OptionError if the topic of a queue is not read, or if a queue of the embedded broker names another broker."""
+    for queue in queues:
+        if not options.reads(queue.topic):
+            which = "topic" if options.topic_pattern is None else "topicPattern"
+            raise conflict(f"option {option} names {shown(queue.topic)}, which is not in {which}. Drop it")
+        if options.endpoint.embedded and queue.broker_name != EMBEDDED_BROKER:
+            raise invalid(
+                option,
+                f"the broker named {shown(queue.broker_name)} does not exist. The embedded broker's name is {EMBEDDED_BROKER}",
+            )
+
+
+def _require_all_topics(options: SourceOptions, option: str, offsets: Mapping[MessageQueue, int] | None) -> None:
+    """Raise OptionError unless the offsets name only topics that are read, and every topic that the option topic names."""
+    if offsets is None:
+        return
+    _require_read(options, option, offsets)
+    named = {queue.topic for queue in offsets}
+    for topic in options.topics:
+        if topic not in named:
+            raise invalid(option, f"topic {shown(topic)} is missing. Name every queue of every topic")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os.path
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final, TypeVar
 
@@ -147,13 +147,13 @@ def _is_calendar(digits: str) -> bool:
     return True
 
 
-def choice(values: Mapping[str, T]) -> Parser[T]:
-    """Return a parser that accepts the keys of ``values`` in any case and returns their values."""
-    by_key = {name.lower(): value for name, value in values.items()}
+def choice(values: Sequence[T]) -> Parser[T]:
+    """Return a parser that accepts each of the texts ``values`` in any case."""
+    by_key = {str(value).lower(): value for value in values}
 
     def parse(text: str, option: str) -> T:
         if text.lower() not in by_key:
-            raise invalid(option, f"{shown(text)} is not one of {', '.join(values)}. Write for example {next(iter(values))}")
+            raise invalid(option, f"{shown(text)} is not one of {', '.join(map(str, values))}. Write for example {values[0]}")
         return by_key[text.lower()]
 
     return parse

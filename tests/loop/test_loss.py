@@ -17,6 +17,7 @@ from ordered_source.stream_reader import StreamReader
 from orderedmq.embedded.store import layout
 from orderedmq.errors import DataLossError, OptionError
 from orderedmq.model import MessageQueue, OffsetRange
+from orderedmq.options.parse import parse
 from orderedmq.options.source import SourceOptions
 from tests.contract import support
 from tests.loop.conftest import LoopRig, LoopWorld
@@ -78,7 +79,7 @@ def test_messages_that_age_out_while_the_bytes_of_a_batch_are_counted_are_planne
     options = {"path": str(world.path), "topic": "in", "consumerGroup": "g", "maxBytesPerTrigger": "1m"}
     trim(world, 100)
     backlog = dict.fromkeys(world.queues, OffsetRange(0, 150))
-    counts = Admission(SourceOptions.parse(options, streaming=True), 0).count_messages(
+    counts = Admission(parse(SourceOptions, options, streaming=True), 0).count_messages(
         world.broker.log, backlog, ReadMaxRows(500), 0
     )
     assert counts == dict.fromkeys(world.queues, 150)

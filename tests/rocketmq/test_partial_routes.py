@@ -26,6 +26,7 @@ from orderedmq.broker import Broker
 from orderedmq.cli import app
 from orderedmq.errors import DataLossError, RocketMQUnavailableError, TopicError
 from orderedmq.model import MessageQueue
+from orderedmq.options.parse import parse
 from orderedmq.options.sink import SinkOptions
 from orderedmq.ownership.lock import LockToken
 from orderedmq.rocketmq.broker import RocketMQBroker
@@ -198,7 +199,7 @@ def test_what_a_broker_has_that_the_nameserver_does_not_know_yet_is_not_said_to_
                 assert "broker-a" in blame(call)
         asserted = {"namesrvAddr": world.cluster.address, "topic": world.topic, "topicQueueNums": "4"}
         with pytest.raises(TopicError, match="QUEUE_COUNT.*has 2 queues"):
-            target_queues(anew, world.topic, SinkOptions.parse(asserted, streaming=False))
+            target_queues(anew, world.topic, parse(SinkOptions, asserted, streaming=False))
         # A client that already knew the whole topic still uses all queues, so that no key moves to another queue.
         assert world.broker.log.targets(world.topic) == world.queues
         with pytest.raises(TopicError, match="NO_SUCH_QUEUE"):
@@ -259,7 +260,7 @@ def test_a_topic_for_reading_only_is_refused_before_any_row(world: World) -> Non
         until(lambda: not client.route(world.topic, soon(), fresh=True).publish_list(), "the route has the change")
     options = {"namesrvAddr": world.cluster.address, "topic": world.topic}
     for more in ({}, {"topicQueueNums": "4"}):
-        parsed = SinkOptions.parse({**options, **more}, streaming=False)
+        parsed = parse(SinkOptions, {**options, **more}, streaming=False)
         with pytest.raises(TopicError, match="NO_SUCH_QUEUE"):
             target_queues(world.broker, world.topic, parsed)
     with pytest.raises(TopicError, match="NO_SUCH_QUEUE"):

@@ -23,6 +23,7 @@ from orderedmq.broker import Broker
 from orderedmq.endpoint import ROCKETMQ
 from orderedmq.errors import LockError, OrderedMQError
 from orderedmq.model import MessageQueue, OffsetRange
+from orderedmq.options.parse import parse
 from orderedmq.options.source import SourceOptions
 from orderedmq.ownership.lock import LOCK_LIFE
 from orderedmq.ownership.offsets import Checkpoint, ranges
@@ -198,7 +199,7 @@ class Simulation:
         self.lanes = {queue: Lane() for queue in self.world.queues}
         options = {"namesrvAddr": ADDRESS, "topic": TOPIC, "consumerGroup": GROUP, "lockTimeout": "300ms"}
         options["assignment"] = "shared" if self.shared else "exclusive"
-        self.options = SourceOptions.parse(options, streaming=True)
+        self.options = parse(SourceOptions, options, streaming=True)
         self.queries = [Query(name, self) for name in ("A" if self.alone else "ABC")]
 
     def note(self, text: str) -> None:

@@ -20,6 +20,7 @@ from orderedmq.cli.groups import owner_columns
 from orderedmq.cli.shell import Column, table
 from orderedmq.errors import OptionError
 from orderedmq.model import OffsetRange
+from orderedmq.options.parse import parse
 from orderedmq.options.source import SourceOptions
 from orderedmq.ownership.membership import Subscription
 from orderedmq.ownership.micro_batch import SourceRun, run_of
@@ -90,11 +91,11 @@ def test_the_name_of_a_query_is_what_spark_describes_its_job_by() -> None:
 
 def test_a_source_is_given_a_name_by_an_option() -> None:
     given = {"path": "/data/omq", "topic": "orders", "consumergroup": "g"}
-    assert SourceOptions.parse(given, streaming=True).query_name is None
-    assert SourceOptions.parse({**given, "queryname": " my billing "}, streaming=True).query_name == "my billing"
+    assert parse(SourceOptions, given, streaming=True).query_name is None
+    assert parse(SourceOptions, {**given, "queryname": " my billing "}, streaming=True).query_name == "my billing"
     for bad in ("", " ", "two\nlines", "x" * 128):
         with pytest.raises(OptionError, match="option queryName: .* is not a name"):
-            SourceOptions.parse({**given, "queryname": bad}, streaming=True)
+            parse(SourceOptions, {**given, "queryname": bad}, streaming=True)
 
 
 def recorded(store: Path, *arguments: str) -> list[str]:

@@ -27,7 +27,7 @@ from orderedmq.embedded.store import layout
 from orderedmq.errors import OrderedMQError
 from orderedmq.listening.key_engine import OrderPerKey
 from orderedmq.model import MESSAGE_SCHEMA
-from orderedmq.options.declared import option_table
+from orderedmq.options.parse import OPTIONS
 from orderedmq.ownership import membership, offsets
 from orderedmq.ui.metric_samples import METRICS
 from tests.snippets import snippets
@@ -80,8 +80,8 @@ def test_the_diagrams_are_drawn_by_the_code_and_shown_in_documents() -> None:
 def test_the_page_of_options_has_every_option() -> None:
     made = page("reference/options.md")
     for kind in ("broker", "source", "sink"):
-        for row in option_table(kind):
-            assert f"| `{row.name}` | " in made, row.name
+        for option in OPTIONS[kind]:
+            assert f"| `{option.name}` | " in made, option.name
 
 
 def test_the_guide_of_order_per_key_has_the_defaults() -> None:
@@ -92,8 +92,8 @@ def test_the_guide_of_order_per_key_has_the_defaults() -> None:
     assert set(rows) == set(settings)
     for name, default in rows.items():
         assert ast.literal_eval(default.strip("`")) == settings[name], name
-    [option] = [row for row in option_table("source") if row.name == "parkingLotMaxMessages"]
-    assert f"`parkingLotMaxMessages` of the source, {int(option.default):,}," in text
+    [option] = [option for option in OPTIONS["source"] if option.name == "parkingLotMaxMessages"]
+    assert f"`parkingLotMaxMessages` of the source, {int(option.shown):,}," in text
 
 
 def test_the_page_of_columns_has_every_column_in_its_order() -> None:

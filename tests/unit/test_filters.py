@@ -5,6 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
+from orderedmq.options.parse import parse
 from orderedmq.options.source import SourceOptions
 from orderedmq.rows.filters import Filter, canonical, tags_of
 
@@ -24,7 +25,7 @@ def test_an_expression_is_a_set_of_tags(expression: str, tags: tuple[str, ...]) 
 
 def test_sql_is_kept_as_it_is() -> None:
     assert canonical(" a > 5 || b ", "SQL92") == "a > 5 || b"
-    parsed = SourceOptions.parse({**CLUSTER, "filterSql": " a > 5 "}, streaming=True).matching
+    parsed = parse(SourceOptions, {**CLUSTER, "filterSql": " a > 5 "}, streaming=True).matching
     assert parsed is not None
     assert (parsed.kind, parsed.expression) == ("SQL92", "a > 5")
 
@@ -32,7 +33,7 @@ def test_sql_is_kept_as_it_is() -> None:
 @pytest.mark.parametrize("text", [None, "*", " * "])
 def test_without_a_filter_everything_is_read(text: str | None) -> None:
     options = CLUSTER if text is None else {**CLUSTER, "tags": text}
-    assert SourceOptions.parse(options, streaming=True).matching is None
+    assert parse(SourceOptions, options, streaming=True).matching is None
 
 
 def test_tags_are_compared_exactly_and_no_tag_matches_none() -> None:

@@ -22,6 +22,7 @@ from orderedmq.embedded.groups import EmbeddedGroups
 from orderedmq.embedded.log import EmbeddedLog
 from orderedmq.errors import OffsetError, RocketMQUnavailableError, TopicError
 from orderedmq.model import MessageQueue
+from orderedmq.options.parse import parse
 from orderedmq.options.source import SourceOptions
 from orderedmq.ownership import offsets
 from orderedmq.ownership.lock import LockToken
@@ -81,7 +82,7 @@ def test_a_query_whose_retry_topic_does_not_come_leaves_its_group(broker: Broker
 
     watch: Any = SimpleNamespace(await_retry_topic=does_not_come)
     with pytest.raises(TopicError, match="no retry topic"):
-        QueryRun(broker, watch, replace(SourceOptions.parse(options(broker), streaming=True), retry_topic=True), "owner")
+        QueryRun(broker, watch, replace(parse(SourceOptions, options(broker), streaming=True), retry_topic=True), "owner")
     assert broker.groups.members("g") == []
 
 
@@ -121,7 +122,7 @@ def test_a_shared_group_divides_the_queues_that_may_be_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(EmbeddedLog, "readable", lambda self, topic: readable)
-    watch = TopicWatch(broker, SourceOptions.parse(options(broker, **more), streaming=True))
+    watch = TopicWatch(broker, parse(SourceOptions, options(broker, **more), streaming=True))
     watch.topics()
     assert watch.queues(offsets.Checkpoint(), None, shared=True) == divided
     assert watch.queues(offsets.Checkpoint(), None, shared=False) == QUEUES

@@ -16,6 +16,7 @@ from ordered_source.admission import Admission
 from orderedmq.broker import Log
 from orderedmq.errors import OffsetError, aged_out
 from orderedmq.model import MessageQueue, OffsetRange
+from orderedmq.options.parse import parse
 from orderedmq.options.source import SourceOptions
 from orderedmq.ownership.offsets import Checkpoint, admit, hold_back, offsets_from_json, offsets_to_json, ranges
 
@@ -270,7 +271,7 @@ def test_messages_that_are_lost_do_not_keep_a_batch_with_a_limit_of_bytes_from_b
             return min(end, begin + size // 10)
 
     given = {"path": "x", "topic": "orders", "consumerGroup": "g", "maxBytesPerTrigger": "100"}
-    options = SourceOptions.parse(given, streaming=True)
+    options = parse(SourceOptions, given, streaming=True)
     admission = Admission(options, 0.0)
     backlog = {q(0): OffsetRange(0, 100), q(1): OffsetRange(0, 100)}
     taken = [admission.count_messages(cast(Log, Half()), backlog, admission.default_limit(), 0.0) for _ in range(2)]
@@ -280,7 +281,7 @@ def test_messages_that_are_lost_do_not_keep_a_batch_with_a_limit_of_bytes_from_b
 def test_no_queue_starves_under_both_limits() -> None:
     """Each message is as large as a batch may be, so each batch has the first message of one queue."""
     given = {"path": "x", "topic": "orders", "consumerGroup": "g", "maxOffsetsPerTrigger": "2", "maxBytesPerTrigger": "10"}
-    admission = Admission(SourceOptions.parse(given, streaming=True), 0.0)
+    admission = Admission(parse(SourceOptions, given, streaming=True), 0.0)
     log = SimpleNamespace(pull=lambda *_: pa.record_batch({"body": [bytes(10)]}))
     backlog = {q(number): OffsetRange(0, 1000) for number in range(4)}
     taken = [admission.count_messages(cast(Log, log), backlog, admission.default_limit(), 0.0) for _ in backlog]

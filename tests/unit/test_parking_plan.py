@@ -27,6 +27,7 @@ from orderedmq.embedded import admin
 from orderedmq.embedded.log import EmbeddedLog
 from orderedmq.errors import DataLossError, GroupError, OptionError, TopicError
 from orderedmq.model import MessageQueue
+from orderedmq.options.parse import parse
 from orderedmq.options.source import SourceOptions
 from orderedmq.parking.rules import BEHIND, HELD, Order, Put, Ticket, parked_queue
 from tests.micro_batches import Checkpoint, MicroBatches
@@ -381,7 +382,7 @@ def test_the_schema_has_what_the_listener_needs(broker: Broker) -> None:
 )
 def test_options_that_make_no_sense_are_refused(more: dict[str, str], streaming: bool, says: str) -> None:
     with pytest.raises(OptionError, match=says):
-        SourceOptions.parse({"topic": "in", **more}, streaming=streaming)
+        parse(SourceOptions, {"topic": "in", **more}, streaming=streaming)
 
 
 def test_the_progress_of_a_query_with_a_parking_lot_says_what_is_parked(broker: Broker) -> None:

@@ -26,6 +26,7 @@ from orderedmq.listening.engine import Settings
 from orderedmq.listening.key_engine import OrderPerKey
 from orderedmq.listening.queue_engine import OrderPerQueue
 from orderedmq.model import MessageQueue, OffsetRange
+from orderedmq.options.parse import parse
 from orderedmq.options.source import SourceOptions
 from orderedmq.ownership.lock import LockToken
 from orderedmq.ownership.membership import Subscription
@@ -68,7 +69,7 @@ DONE, LATER = ConsumeConcurrentlyStatus.CONSUME_SUCCESS, ConsumeConcurrentlyStat
 )
 def test_options_that_make_no_sense_are_refused(given: dict[str, str], streaming: bool, says: str) -> None:
     with pytest.raises(OptionError, match=says):
-        SourceOptions.parse(given, streaming=streaming)
+        parse(SourceOptions, given, streaming=streaming)
 
 
 @pytest.mark.holds("members agree on retries")
@@ -121,7 +122,7 @@ def test_a_java_consumer_agrees_if_it_reads_what_this_query_puts_aside_and_the_r
 
 def test_a_pattern_must_match_another_topic_than_the_retry_topic() -> None:
     given = {"namesrvAddr": "h:9876", "topicPattern": "order.*", "consumerGroup": "g", "retryTopic": "true"}
-    options = SourceOptions.parse(given, streaming=True)
+    options = parse(SourceOptions, given, streaming=True)
     there = [TopicInfo("%RETRY%g", 1, "")]
     log = SimpleNamespace(topics=lambda: there, topic=lambda name: TopicInfo(name, 1, ""), require_rights=lambda *names: None)
     broker = cast(Broker, SimpleNamespace(log=log))
