@@ -24,7 +24,7 @@ class DefaultSource(DataSource):
 
     def __init__(self, options: dict[str, str]) -> None:
         # Check here and not when Spark imports this module, where an error would break all other formats in Python.
-        from orderedmq.spark_release import require_release
+        from orderedmq.spark_support import require_release
 
         require_release()
         super().__init__(options)

@@ -20,7 +20,6 @@ from ordered_sink.columns import Plan, plan_columns
 from ordered_sink.keys import count_shared
 from ordered_sink.writer import Written, target_queues, write
 from orderedmq.broker import Broker, Published
-from orderedmq.concise import concise_calls
 from orderedmq.conditions import MessageCondition, SinkCondition, StoreCondition
 from orderedmq.connections import reach
 from orderedmq.errors import MessageError, OrderedMQError, SinkError, StoreError
@@ -28,6 +27,7 @@ from orderedmq.model import DEFAULT_COMPRESSION, MessageQueue
 from orderedmq.options.parse import parse
 from orderedmq.options.sink import NO_KEY, SinkOptions
 from orderedmq.routing.selector import selector
+from orderedmq.spark_support import concise_calls
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSourceStreamArrowWriter as ArrowStreamWriter

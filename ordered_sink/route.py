@@ -16,13 +16,13 @@ from pyspark.sql.types import DataType, IntegerType, IntegralType, StringType
 
 from ordered_sink.columns import check_order, key_type
 from ordered_sink.row_order import sorted_rows
-from orderedmq.concise import concise
 from orderedmq.conditions import OptionCondition, SchemaCondition
 from orderedmq.errors import OptionError, SchemaError
 from orderedmq.model import MAX_QUEUES
 from orderedmq.options.sink import SortColumn, parse_buffer_size, parse_order_by
 from orderedmq.routing.selector import KEYED_SELECTORS, KeyedSelectorName, Keying
 from orderedmq.routing.sharding_key import KEY_TYPES, GivenKeyType
+from orderedmq.spark_support import concise
 
 _BUFFER: Final = "256m"
 

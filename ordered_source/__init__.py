@@ -10,7 +10,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from orderedmq.spark_release import require_pyspark
+from orderedmq.spark_support import require_pyspark
 
 if TYPE_CHECKING:
     from ordered_source.lag_listener import LagListener

@@ -13,7 +13,6 @@ from ordered_source import data_loss, partition_reader, plan
 from ordered_source.columns import arrow_schema, chosen_columns
 from ordered_source.partition_reader import QueuePartition
 from orderedmq.broker import Broker, Log, QueueBounds
-from orderedmq.concise import concise_calls
 from orderedmq.conditions import OffsetCondition
 from orderedmq.connections import reach
 from orderedmq.errors import DataLossError, OffsetError, queue_deleted
@@ -21,6 +20,7 @@ from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.options.parse import parse
 from orderedmq.options.queue_json import EARLIEST
 from orderedmq.options.source import SourceOptions, StartingOffsets
+from orderedmq.spark_support import concise_calls
 
 log = logging.getLogger("orderedmq")
 

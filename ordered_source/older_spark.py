@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import pyspark
 from pyspark.sql.datasource import InputPartition
 
-from orderedmq.concise import concise_calls
 from orderedmq.conditions import OptionCondition
 from orderedmq.errors import OptionError
+from orderedmq.spark_support import concise_calls
 
 log = logging.getLogger("orderedmq")
 

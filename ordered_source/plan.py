@@ -10,7 +10,6 @@ from pyspark.sql.types import StructType
 
 from ordered_source.columns import full_schema
 from orderedmq.broker import Broker, Log, QueueBounds, TopicInfo
-from orderedmq.concise import concise
 from orderedmq.conditions import OffsetCondition, OptionCondition, TopicCondition
 from orderedmq.connections import reach
 from orderedmq.errors import OffsetError, OptionError, TopicError
@@ -19,6 +18,7 @@ from orderedmq.options.parse import parse
 from orderedmq.options.queue_json import EARLIEST, LATEST
 from orderedmq.options.source import EndingOffsets, SourceOptions, StartingOffsets
 from orderedmq.parking.rules import parked_topic
+from orderedmq.spark_support import concise
 
 log = logging.getLogger("orderedmq")
 

@@ -33,7 +33,6 @@ from ordered_source.positions import Positions
 from ordered_source.stop_request import StopRequest
 from ordered_source.topic_watch import TopicWatch
 from orderedmq.broker import Broker
-from orderedmq.concise import concise_calls
 from orderedmq.conditions import OffsetCondition
 from orderedmq.connections import reach
 from orderedmq.errors import OffsetError, TopicError
@@ -42,6 +41,7 @@ from orderedmq.options.parse import parse
 from orderedmq.options.source import SourceOptions
 from orderedmq.ownership.offsets import Checkpoint, offsets_to_json
 from orderedmq.parking.rules import companion
+from orderedmq.spark_support import concise_calls
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -63,7 +63,7 @@ def register(spark: Any) -> None:
     ``register`` in that thread: ``spark`` becomes the thread's active session. Raises OptionError UNSUPPORTED if PySpark is too old.
     """
     import pyspark_orderedmq
-    from orderedmq.spark_release import require_release
+    from orderedmq.spark_support import require_release
 
     require_release()
     spark.dataSource.register(pyspark_orderedmq.DefaultSource)

@@ -22,7 +22,7 @@ from typing import Final
 
 from orderedmq.conditions import JavaCondition
 from orderedmq.errors import JavaError
-from orderedmq.spark_release import newest_java, require_pyspark, require_release
+from orderedmq.spark_support import newest_java, require_pyspark, require_release
 
 #: The oldest Java on which Spark 4 runs.
 MIN_VERSION: Final = 17

@@ -16,7 +16,6 @@ from pyspark.sql.types import StructType
 from ordered_source.columns import LOCK_TOKEN
 from ordered_source.read_context import ReadContext, TaskLock
 from orderedmq.broker import Broker, PullSettings
-from orderedmq.concise import concise
 from orderedmq.conditions import OptionCondition, SchemaCondition
 from orderedmq.endpoint import Credentials, TlsOptions
 from orderedmq.errors import LockError, MessageError, OptionError, OrderedMQError, SchemaError
@@ -25,6 +24,7 @@ from orderedmq.model import MAX_PROPERTIES_BYTES, PRODUCER_SCHEMA, MessageQueue
 from orderedmq.ownership.lock import LockToken
 from orderedmq.pulls import pulls_at
 from orderedmq.rows.dead_letters import dead_letter_properties, left_out
+from orderedmq.spark_support import concise
 
 log = logging.getLogger("orderedmq")
 

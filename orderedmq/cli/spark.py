@@ -7,7 +7,7 @@ import time
 from orderedmq.cli.shell import Shell, command, commands
 from orderedmq.conditions import JavaCondition
 from orderedmq.errors import JavaError
-from orderedmq.spark_release import require_pyspark
+from orderedmq.spark_support import require_pyspark
 from orderedmq.startup.archive import fitting_archive, make_archive
 from orderedmq.startup.tuning import prepare as prepare_session
 from orderedmq.tools.readable import size

@@ -22,7 +22,7 @@ from orderedmq.demo import IN, OUT
 from orderedmq.demo.turnaround import follow
 from orderedmq.java import prepare_spark
 from orderedmq.options.endpoint import from_environment
-from orderedmq.spark_release import has_work_left
+from orderedmq.spark_support import has_work_left
 from orderedmq.startup.tuning import tuned
 
 #: The folder for Spark's own files. It is in the working directory, because a killed Spark does not remove its files.

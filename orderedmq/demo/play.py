@@ -24,7 +24,7 @@ from orderedmq.demo.result import Result, verify
 from orderedmq.endpoint import Endpoint
 from orderedmq.errors import ErrorOf, TopicError
 from orderedmq.java import ensure_java
-from orderedmq.spark_release import newest_java, require_pyspark
+from orderedmq.spark_support import newest_java, require_pyspark
 from orderedmq.tools.audit import Audit, audit, require_duckdb
 from orderedmq.tools.audit_sides import TopicSide
 from orderedmq.tools.producer import Producer

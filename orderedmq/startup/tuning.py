@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
 from orderedmq.java import Java, find_java, set_interpreter
-from orderedmq.spark_release import newest_java, require_release
+from orderedmq.spark_support import newest_java, require_release
 from orderedmq.startup.archive import archive_options
 from orderedmq.startup.home import compiled_home, importable_by_workers, installed_spark
 

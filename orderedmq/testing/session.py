@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from orderedmq.spark_release import require_pyspark
+from orderedmq.spark_support import require_pyspark
 from orderedmq.startup.archive import BRIEF
 from orderedmq.startup.tuning import tuned
 

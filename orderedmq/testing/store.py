@@ -13,7 +13,7 @@ from orderedmq.conditions import QueryTestCondition, StoreCondition
 from orderedmq.connections import connect
 from orderedmq.errors import StoreError
 from orderedmq.model import DEAD_LETTER_PREFIX
-from orderedmq.spark_release import has_work_left
+from orderedmq.spark_support import has_work_left
 from orderedmq.testing import comparison, failures, kill, queries, session
 from orderedmq.testing.comparison import Given
 from orderedmq.testing.kill import After

@@ -14,10 +14,10 @@ import pyarrow as pa
 import pytest
 
 from ordered_source.stream_reader import StreamReader
-from orderedmq.concise import concise, concise_calls
 from orderedmq.conditions import OptionCondition
 from orderedmq.errors import OptionError
 from orderedmq.routing.selector import FunctionSelector, load_function
+from orderedmq.spark_support import concise, concise_calls
 
 
 def deep(error: Exception, cause: Exception | None, depth: int = 5) -> None:

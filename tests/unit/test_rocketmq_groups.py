@@ -229,15 +229,15 @@ class Written:
 def test_a_lots_offset_is_written_before_its_queues_also_after_a_broker_forgot_both() -> None:
     """A reader that finds only the lot's offset repeats the queue's range, but no older parked messages."""
     written, locks, lot = Written(), HeldLocks(), companion(token())
-    commits = Commits(cast(GroupOffsets, written))
+    commits = Commits(cast(GroupOffsets, written), locks)
     locks.put(HeldLock(token(), 0.0))
-    commits.move({token(): 8, lot: 3}, locks)
+    commits.move({token(): 8, lot: 3})
     assert written.writes == [[lot.queue], [QUEUE]]
     written.numbers = {QUEUE: 7, lot.queue: 1}
-    assert commits.repeat([locks.own(token())], locks, 1.0) == []  # type: ignore[list-item]
+    assert commits.repeat([locks.own(token())], 1.0) == []  # type: ignore[list-item]
     assert written.writes[2:] == [[lot.queue], [QUEUE]]
     assert written.numbers == {QUEUE: 8, lot.queue: 3}
-    commits.move({token(): 9}, locks)
+    commits.move({token(): 9})
     assert written.writes[4:] == [[QUEUE]]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import orderedmq
-from orderedmq import spark_release
+from orderedmq import spark_support
 from orderedmq.errors import OptionError
 from pyspark_orderedmq import DefaultSource
 
@@ -47,19 +47,19 @@ def test_an_older_release_is_refused_before_anything_is_changed(
 @pytest.mark.parametrize("version", ["4.0.0", "4.2.0.dev1", "4.10.0", "5.0"])
 def test_versions_are_compared_as_numbers(version: str, installed: Any) -> None:
     installed(version)
-    spark_release.require_release()
+    spark_support.require_release()
 
 
 def test_a_pyspark_of_an_unknown_version_is_not_refused(installed: Any) -> None:
     installed(None)
-    spark_release.require_release()
-    assert spark_release.newest_java() is None
+    spark_support.require_release()
+    assert spark_support.newest_java() is None
 
 
 @pytest.mark.parametrize(("version", "newest"), [("4.0.5", 23), ("4.1.4", 23), ("4.2.0", None), ("5.0", None)])
 def test_older_releases_need_an_older_java(version: str, newest: int | None, installed: Any) -> None:
     installed(version)
-    assert spark_release.newest_java() == newest
+    assert spark_support.newest_java() == newest
 
 
 @pytest.mark.parametrize(
@@ -70,4 +70,4 @@ def test_a_run_with_available_now_is_repeated_until_it_reads_nothing(
     version: str, progress: int | None, repeated: bool, installed: Any
 ) -> None:
     installed(version)
-    assert spark_release.has_work_left(None if progress is None else {"numInputRows": progress}) is repeated
+    assert spark_support.has_work_left(None if progress is None else {"numInputRows": progress}) is repeated

@@ -13,7 +13,7 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from orderedmq.spark_release import OLDEST
+from orderedmq.spark_support import OLDEST
 from tests.environments import RELEASES
 
 ROOT: Final = Path(__file__).resolve().parents[2]

@@ -74,7 +74,7 @@ class RocketMQGroups:
         self._member_clients = self._roster.clients
         self._own_clients: set[str] = set()  # Clients of this process, including those that have left.
         self._locks = HeldLocks()
-        self._commits = Commits(self._offsets)
+        self._commits = Commits(self._offsets, self._locks)
         #: Seconds for which a lock is trusted without a renewal.
         self.trust = HOLDER_TRUST
         #: Seconds for which `stale` reuses a fence that it has read.
@@ -305,7 +305,7 @@ class RocketMQGroups:
         forgotten = [lock.token for lock in kept if fences[lock.token.queue] < lock_rules.fence_of(lock.token.epoch)]
         self._offsets.set_tenures(group, {token.queue: token.tenure for token in forgotten}, left)
         self._offsets.fence(group, {token.queue: lock_rules.fence_of(token.epoch) for token in forgotten}, left)
-        moved = self._commits.repeat(kept, self._held_locks, left, doubtful)
+        moved = self._commits.repeat(kept, left, doubtful)
         self._give_back([lock for lock in kept if lock.token in moved])
         return set(tokens).difference(lock.token for lock in kept).union(moved)
 
@@ -409,7 +409,7 @@ class RocketMQGroups:
         with contextlib.suppress(RocketMQUnavailableError, TopicError):
             fenced = self._fenced([lock.token for lock in locks], seconds)
             own = [lock for lock in locks if lock.token not in fenced]
-            self._commits.repeat(own, self._held_locks, seconds, wait=seconds)
+            self._commits.repeat(own, seconds, wait=seconds)
             if linger > 0:
                 self._offsets.fence(group, {lock.token.queue: lock_rules.lingering(lock.token.epoch) for lock in own}, seconds)
                 return
@@ -432,7 +432,7 @@ class RocketMQGroups:
     def commit(self, offsets: Mapping[LockToken, int]) -> None:
         """See `Groups.commit`. This process moves offsets only forward, although brokers accept any offset."""
         self._require(offsets, "committed")
-        self._commits.move(offsets, self._held_locks)
+        self._commits.move(offsets)
 
     def pass_on(
         self,
@@ -453,7 +453,7 @@ class RocketMQGroups:
         for group, tokens in by_group(offsets).items():
             resets = self._offsets.next_epochs(group, [token.queue for token in tokens])
             self._offsets.record_resets(group, resets)
-            self._commits.reset(group, {token: offsets[token] for token in tokens}, self._held_locks)
+            self._commits.reset(group, {token: offsets[token] for token in tokens})
             for token in tokens:
                 reset = resets[token.queue]
                 epoch = self._epochs.next(reset, token.client_id)

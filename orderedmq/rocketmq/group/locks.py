@@ -153,19 +153,20 @@ class Commits:
     The offsets that were last committed under a lock are kept in `HeldLock.committed`.
     """
 
-    def __init__(self, offsets: GroupOffsets) -> None:
+    def __init__(self, offsets: GroupOffsets, held_locks: HeldLocks) -> None:
         self._offsets = offsets
+        self._held_locks = held_locks
         # Held while offsets are written: queries and renewals both write them, and an older offset must not arrive after a newer one.
         self._committing = threading.Lock()
 
-    def move(self, offsets: Mapping[LockToken, int], held_locks: HeldLocks) -> None:
+    def move(self, offsets: Mapping[LockToken, int]) -> None:
         """Move offsets forward; lower offsets are ignored. Raises LockError LOST if RocketMQ's own tools reset the group."""
         with self._committing:
             for group, of_group in by_group(offsets).items():
-                self._move(group, {token: offsets[token] for token in of_group}, held_locks)
+                self._move(group, {token: offsets[token] for token in of_group})
 
-    def _move(self, group: str, offsets: Mapping[LockToken, int], held_locks: HeldLocks) -> None:
-        locks = {token: held_locks.own(guarding(token)) for token in offsets}
+    def _move(self, group: str, offsets: Mapping[LockToken, int]) -> None:
+        locks = {token: self._held_locks.own(guarding(token)) for token in offsets}
         last = {token: held.committed.get(token.queue) if held is not None else None for token, held in locks.items()}
         unknown = [token.queue for token, at in last.items() if at is None]
         known = self._offsets.read(group, unknown) if unknown else {}
@@ -178,14 +179,12 @@ class Commits:
                 moves[token.queue] = offsets[token]
             elif held is not None:
                 held.committed[token.queue] = at
-        self._write(group, moves, held_locks)
+        self._write(group, moves)
         for token, held in locks.items():
             if held is not None and token.queue in moves:
                 held.committed[token.queue] = moves[token.queue]
 
-    def _write(
-        self, group: str, moves: Mapping[MessageQueue, int], held_locks: HeldLocks, seconds: float = GROUP_TIMEOUT
-    ) -> None:
+    def _write(self, group: str, moves: Mapping[MessageQueue, int], seconds: float = GROUP_TIMEOUT) -> None:
         """Write the offsets of parking lots before those of queues.
 
         A broker cannot set two offsets in one request. If this process is killed in between, the queue's next owner repeats the range
@@ -196,25 +195,24 @@ class Commits:
         for part in (lots, {queue: at for queue, at in moves.items() if queue not in lots}):
             if part:
                 try:
-                    self._offsets.move(group, part, held_locks.queues(group), seconds)
+                    self._offsets.move(group, part, self._held_locks.queues(group), seconds)
                 except LockError:
                     # RocketMQ's own tools have reset the group. The offsets that were committed before must not be written again.
-                    held_locks.forget_offsets(group)
+                    self._held_locks.forget_offsets(group)
                     raise
 
-    def reset(self, group: str, offsets: Mapping[LockToken, int], held_locks: HeldLocks) -> None:
+    def reset(self, group: str, offsets: Mapping[LockToken, int]) -> None:
         """Set offsets of one group in any direction. Raises the errors of `move`."""
         with self._committing:
-            self._offsets.move(group, {token.queue: at for token, at in offsets.items()}, held_locks.queues(group))
+            self._offsets.move(group, {token.queue: at for token, at in offsets.items()}, self._held_locks.queues(group))
             for token, at in offsets.items():
-                held = held_locks.own(guarding(token))
+                held = self._held_locks.own(guarding(token))
                 if held is not None:
                     held.committed[token.queue] = at
 
     def repeat(
         self,
         locks: Sequence[HeldLock],
-        held_locks: HeldLocks,
         seconds: float,
         doubtful: Collection[HeldLock] = (),
         *,
@@ -245,9 +243,7 @@ class Commits:
                 # Parking lots come first, as in `_write`.
                 for topic in dict.fromkeys(queue.topic for queue in sorted(behind, key=is_parked, reverse=True)):
                     with contextlib.suppress(TopicError):
-                        self._write(
-                            group, {queue: at for queue, at in behind.items() if queue.topic == topic}, held_locks, seconds
-                        )
+                        self._write(group, {queue: at for queue, at in behind.items() if queue.topic == topic}, seconds)
         except LockError:
             return list(dict.fromkeys([*overtaken, *(done[queue][1] for queue in behind)]))
         finally:

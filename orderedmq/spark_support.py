@@ -1,21 +1,29 @@
-"""Which releases of Spark this package supports, with which releases of Java they run, and what a run with availableNow is there.
+"""This package inside Spark: which releases it supports, with which releases of Java they run, and how its errors look there.
 
 PySpark is not a dependency of this package, because a platform brings its own. What needs it asks here first.
 `ordered_source.older_spark` has what differs between releases for the source.
+
+Spark prints the frames of a Python source or sink twice. They do not help a user, because one line of our error says what
+happened, where, and what to do. So a notebook shows that line instead of two screens of frames. Only OrderedMQError is shortened, because
+any other error is a bug whose frames are needed. An exception raised by the user's own function stays as the cause. The whole traceback is
+logged by ``orderedmq`` at level DEBUG.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+import logging
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from types import FunctionType
+from typing import Any, Final, ParamSpec, TypeVar, cast
 
 from orderedmq.conditions import OptionCondition
-from orderedmq.errors import OptionError, missing_package
+from orderedmq.errors import OptionError, OrderedMQError, missing_package
 
 #: The oldest release of PySpark.
 OLDEST: Final = (4, 0)
@@ -24,6 +32,12 @@ OLDEST: Final = (4, 0)
 _NEWER: Final = (4, 2)
 #: The newest Java for earlier releases.
 _NEWEST_JAVA: Final = 23
+
+P = ParamSpec("P")
+T = TypeVar("T")
+C = TypeVar("C", bound=type)
+
+log = logging.getLogger("orderedmq")
 
 
 def require_pyspark(feature: str) -> None:
@@ -84,3 +98,42 @@ def _installed() -> str | None:
         return None
     found = re.search(r'^__version__.*?"([^"]+)"', text, re.MULTILINE)
     return found[1] if found else None
+
+
+def concise(call: Callable[P, T]) -> Callable[P, T]:
+    """Wrap a function so that it, and a generator that it returns, raise errors of this package without frames and causes."""
+
+    @functools.wraps(call)
+    def short(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            result = call(*args, **kwargs)
+        except OrderedMQError as error:
+            raise _cut(error) from _users_error(error)
+        return cast(T, _rows(result)) if isinstance(result, Generator) else result
+
+    return short
+
+
+def concise_calls(kind: C) -> C:
+    """Apply `concise` to the constructor and the public methods of a class, which Spark calls. Return the class."""
+    for name, member in list(vars(kind).items()):
+        if isinstance(member, FunctionType) and (name == "__init__" or not name.startswith("_")):
+            setattr(kind, name, concise(member))
+    return kind
+
+
+def _rows(rows: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
+    try:
+        return (yield from rows)
+    except OrderedMQError as error:
+        raise _cut(error) from _users_error(error)
+
+
+def _cut(error: OrderedMQError) -> OrderedMQError:
+    log.debug("%s", error, exc_info=error)
+    return error.with_traceback(None)
+
+
+def _users_error(error: OrderedMQError) -> BaseException | None:
+    """Return the exception that the user's code raised, if the error has one."""
+    return error.__cause__ if error.from_users_code else None
