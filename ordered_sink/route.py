@@ -14,8 +14,7 @@ from pyspark.sql import functions as sql
 from pyspark.sql.pandas.functions import pandas_udf
 from pyspark.sql.types import DataType, IntegerType, IntegralType, StringType
 
-from ordered_sink.columns import check_order, key_type
-from ordered_sink.row_order import sorted_rows
+from ordered_sink.columns import check_order, key_type, sorted_rows
 from orderedmq.conditions import OptionCondition, SchemaCondition
 from orderedmq.errors import OptionError, SchemaError
 from orderedmq.model import MAX_QUEUES

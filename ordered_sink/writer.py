@@ -17,9 +17,8 @@ import pyarrow.compute as pc
 from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
-from ordered_sink.columns import Plan
+from ordered_sink.columns import Plan, sorted_rows
 from ordered_sink.keys import SeenKeys
-from ordered_sink.row_order import sorted_rows
 from orderedmq.broker import Broker, Receipt, SinkBatch, Staging
 from orderedmq.conditions import MessageCondition, TopicCondition
 from orderedmq.connections import kept

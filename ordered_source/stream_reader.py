@@ -30,7 +30,7 @@ from ordered_source.lot_planner import NO_LOTS, BatchLots, LotPlanner, require_n
 from ordered_source.older_spark import ReadLimit, SupportsTriggerAvailableNow, called_by_this_release
 from ordered_source.partition_reader import LotSpan, QueuePartition
 from ordered_source.positions import Positions
-from ordered_source.stop_request import StopRequest
+from ordered_source.stopping import StopRequest
 from ordered_source.topic_watch import TopicWatch
 from orderedmq.broker import Broker
 from orderedmq.conditions import OffsetCondition

@@ -12,7 +12,7 @@ from typing import Final
 
 from orderedmq.java import find_java
 from orderedmq.startup.archive import BRIEF, archive_options
-from orderedmq.startup.home import compiled_home, installed_spark
+from orderedmq.startup.tuning import compiled_home, installed_spark
 
 #: Most JVMs of the tests live for seconds. They need 40 % less CPU without the optimising compiler, which benchmarks do use.
 QUICK_JVM: Final = tuple(BRIEF.split())

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orderedmq.cli import completion
+from orderedmq.cli import queue_names
 from orderedmq.cli.shell import REFUSED, Column, Shell, command
 from orderedmq.conditions import OptionCondition
 from orderedmq.errors import OptionError
@@ -31,13 +31,13 @@ def compare(
         typer.Argument(
             help="The messages that should have arrived: a topic, or the path of Parquet files, which contains a / or a dot.",
             show_default=False,
-            autocompletion=completion.topics,
+            autocompletion=queue_names.topics,
         ),
     ],
     actual: Annotated[
         str,
         typer.Argument(
-            help="The messages that did arrive: a topic or Parquet.", show_default=False, autocompletion=completion.topics
+            help="The messages that did arrive: a topic or Parquet.", show_default=False, autocompletion=queue_names.topics
         ),
     ],
     id_field: Annotated[

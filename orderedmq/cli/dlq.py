@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from orderedmq.cli import completion, queue_names
+from orderedmq.cli import queue_names
 from orderedmq.cli.groups import Group
 from orderedmq.cli.keys import KeyTypeOption, SelectorOption
 from orderedmq.cli.parked import Keys
@@ -215,7 +215,7 @@ def replay_letters(
             help="Send the letters to this topic (default: the topic that each came from).",
             metavar="TOPIC",
             show_default=False,
-            autocompletion=completion.topics,
+            autocompletion=queue_names.topics,
         ),
     ] = None,
     key_type: KeyTypeOption = None,

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal
 import typer
 
 from orderedmq.broker import LockInfo, MemberInfo
-from orderedmq.cli import completion, queue_names
+from orderedmq.cli import queue_names
 from orderedmq.cli.queue_names import queue_fields
 from orderedmq.cli.shell import Column, Shell, command, commands
 from orderedmq.errors import GroupError
@@ -17,15 +17,14 @@ from orderedmq.model import check_group, check_topic
 from orderedmq.ownership.offsets import offsets_to_json
 from orderedmq.parking.lot import Lot
 from orderedmq.tools import seek as tools
-from orderedmq.tools.group_state import GroupQueue, group_queues, own_offsets
-from orderedmq.tools.owner_names import owners_of, short_names
+from orderedmq.tools.group_state import GroupQueue, group_queues, own_offsets, owners_of, short_names
 from orderedmq.tools.parked import LotReader, due_in
 from orderedmq.tools.readable import duration, moment, number, yes_no
 from orderedmq.tools.seek import Sought, parse_target
 
 app = commands("Show the offsets and lag of consumer groups; seek, copy and delete.")
 
-Group = Annotated[str, typer.Argument(metavar="GROUP", show_default=False, autocompletion=completion.groups)]
+Group = Annotated[str, typer.Argument(metavar="GROUP", show_default=False, autocompletion=queue_names.groups)]
 Force = Annotated[
     bool,
     typer.Option("--force", help="Set the offsets even while queries are at work. The queries lose their queues and fail."),
@@ -195,7 +194,7 @@ def seek(
         typer.Option(
             help="Only this topic. May be repeated (default: the topics in which the group has offsets).",
             metavar="TOPIC",
-            autocompletion=completion.topics,
+            autocompletion=queue_names.topics,
         ),
     ] = None,
     force: Force = False,
@@ -246,14 +245,14 @@ def _show_sought(shell: Shell, group: str, done: Sought, dry_run: bool, copied_a
 def copy(
     shell: Shell,
     source: Annotated[
-        str, typer.Argument(help="The group whose offsets are copied.", show_default=False, autocompletion=completion.groups)
+        str, typer.Argument(help="The group whose offsets are copied.", show_default=False, autocompletion=queue_names.groups)
     ],
     target: Annotated[
         str,
         typer.Argument(
             help="The group that gets the offsets. It is created if it is missing.",
             show_default=False,
-            autocompletion=completion.groups,
+            autocompletion=queue_names.groups,
         ),
     ],
     topic: Annotated[
@@ -261,7 +260,7 @@ def copy(
         typer.Option(
             help="Only this topic. May be repeated (default: the topics in which SOURCE has offsets).",
             metavar="TOPIC",
-            autocompletion=completion.topics,
+            autocompletion=queue_names.topics,
         ),
     ] = None,
     force: Force = False,

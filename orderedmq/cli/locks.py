@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
-from orderedmq.cli import completion, queue_names
+from orderedmq.cli import queue_names
 from orderedmq.cli.groups import Group, owner_columns, owner_fields
 from orderedmq.cli.queue_names import queue_fields
 from orderedmq.cli.shell import Column, Shell, command, commands
 from orderedmq.model import check_group
-from orderedmq.tools.owner_names import owners_of, short_names
+from orderedmq.tools.group_state import owners_of, short_names
 from orderedmq.tools.readable import duration
 
 app = commands("Show the owners of queues; release locks.")
@@ -23,7 +23,8 @@ _GROUP = Column("group", "group")
 def list_locks(
     shell: Shell,
     group: Annotated[
-        str | None, typer.Option("--group", help="Only this consumer group.", metavar="GROUP", autocompletion=completion.groups)
+        str | None,
+        typer.Option("--group", help="Only this consumer group.", metavar="GROUP", autocompletion=queue_names.groups),
     ] = None,
 ) -> None:
     """Show all queue locks that are held: the owner, the last renewal, and whether the owner is alive."""
@@ -51,7 +52,7 @@ def release(
             metavar="TOPIC[/BROKER/QUEUE]",
             help="Only this topic or queue. TOPIC/QUEUE is enough if only one broker has it (default: all queues of the group).",
             show_default=False,
-            autocompletion=completion.topics,
+            autocompletion=queue_names.topics,
         ),
     ] = None,
     force: Annotated[

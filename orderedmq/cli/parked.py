@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from orderedmq.broker import Broker
-from orderedmq.cli import completion, queue_names
+from orderedmq.cli import queue_names
 from orderedmq.cli.groups import Group
 from orderedmq.cli.keys import stored_key
 from orderedmq.cli.queue_names import queue_fields
@@ -30,7 +30,7 @@ Where = Annotated[
         help="Only messages of this topic or queue.",
         metavar="TOPIC[/BROKER/QUEUE]",
         show_default=False,
-        autocompletion=completion.topics,
+        autocompletion=queue_names.topics,
     ),
 ]
 Keys = Annotated[

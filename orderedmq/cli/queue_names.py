@@ -1,20 +1,29 @@
-"""The names of queues that users read and type: TOPIC/BROKER/QUEUE, or a short form that identifies one queue. Pure.
+"""The names that users read and type: of queues, TOPIC/BROKER/QUEUE or a short form that identifies one queue, and shell completion.
 
 Rules: a queue's number is never an index into a list, because each of several brokers has a queue 0. A short form that matches
 several queues is refused, and the error lists them. JSON has the fields topic, broker and queue_id.
+
+Completion offers the topics and groups of the broker that the incomplete command line names. It takes at most two seconds, prints nothing
+if the broker cannot be reached, and creates nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from orderedmq.cli.shell import Column
+import typer
+
+from orderedmq.cli.shell import Column, Shell
 from orderedmq.conditions import OptionCondition, TopicCondition
-from orderedmq.errors import OptionError, TopicError, no_such_queue
+from orderedmq.errors import OptionError, OrderedMQError, TopicError, no_such_queue
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue
 from orderedmq.options.values import whole_number
+
+if TYPE_CHECKING:
+    from orderedmq.broker import Broker
 
 #: Maximum number of choices that an error lists.
 _CHOICES: Final = 8
@@ -88,3 +97,43 @@ def spans(queues: Sequence[MessageQueue]) -> str:
         last = f" to {prefix}{numbers[-1]}" if len(numbers) > 1 else ""
         said.append(f"{prefix}{numbers[0]}{last}")
     return ", ".join(said)
+
+
+#: Maximum seconds that a user waits after TAB.
+PATIENCE: Final = 2.0
+
+
+def topics(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return the topics whose names begin with ``incomplete``."""
+    return _names(ctx, incomplete, lambda broker: [topic.name for topic in broker.log.topics()])
+
+
+def groups(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return the consumer groups whose names begin with ``incomplete``."""
+    return _names(ctx, incomplete, lambda broker: broker.admin.groups())
+
+
+def _names(ctx: typer.Context, incomplete: str, look: Callable[[Broker], list[str]]) -> list[str]:
+    shell, found = _shell(ctx), list[str]()
+
+    def ask() -> None:
+        try:
+            with shell.broker() as broker:
+                found.extend(look(broker))
+        except (OrderedMQError, OSError):
+            return
+
+    # A daemon thread, so that it does not keep the process alive while it waits for a cluster.
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(PATIENCE)
+    return [name for name in found if name.startswith(incomplete)]
+
+
+def _shell(ctx: typer.Context) -> Shell:
+    """Return the broker options of the command line. Options of an inner command override those of an outer command."""
+    above = Shell() if ctx.parent is None else _shell(ctx.parent)  # type: ignore[arg-type]
+    given = {name: ctx.params.get(name) or getattr(above, name) for name in ("path", "namesrv", "namespace", "profile")}
+    # The parameter of --option is called option before the command, and options after it.
+    options = [*(above.options or ()), *(ctx.params.get("option") or ctx.params.get("options") or ())]
+    return Shell(**given, options=options)

@@ -13,15 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from orderedmq.broker import Broker
-from orderedmq.cli import completion, queue_names
+from orderedmq.cli import queue_names
 from orderedmq.cli.groups import OFFSET_COLUMNS, owner_columns, parked_columns, queue_row
 from orderedmq.cli.shell import Column, Shell, command, console, table
 from orderedmq.conditions import OptionCondition
 from orderedmq.errors import GroupError, OptionError
 from orderedmq.model import check_group
 from orderedmq.options.values import parse_duration
-from orderedmq.tools.group_state import Rates, group_queues
-from orderedmq.tools.owner_names import owners_of, short_names
+from orderedmq.tools.group_state import Rates, group_queues, owners_of, short_names
 from orderedmq.tools.parked import LotReader
 from orderedmq.tools.readable import number
 
@@ -55,7 +54,7 @@ def top(
             metavar="GROUP",
             help="Only this consumer group (default: all).",
             show_default=False,
-            autocompletion=completion.groups,
+            autocompletion=queue_names.groups,
         ),
     ] = None,
     interval: Annotated[str, typer.Option(help="Time between two updates.", metavar="TIME")] = "1s",

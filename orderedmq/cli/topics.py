@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import typer
 
 from orderedmq.broker import Keep, TopicInfo
-from orderedmq.cli import completion, queue_names
+from orderedmq.cli import queue_names
 from orderedmq.cli.queue_names import queue_fields
 from orderedmq.cli.shell import Column, Shell, command, commands
 from orderedmq.conditions import OptionCondition, TopicCondition, UnavailableCondition
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 app = commands("Create, inspect, alter, trim and delete topics.")
 
-Name = Annotated[str, typer.Argument(metavar="TOPIC", show_default=False, autocompletion=completion.topics)]
+Name = Annotated[str, typer.Argument(metavar="TOPIC", show_default=False, autocompletion=queue_names.topics)]
 Queues = Annotated[int, typer.Option("--queues", min=1, max=MAX_QUEUES, help="Number of queues.", show_default=False)]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 

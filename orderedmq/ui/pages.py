@@ -15,7 +15,7 @@ from orderedmq.conditions import OptionCondition
 from orderedmq.errors import OptionError
 from orderedmq.model import RESERVED_PREFIXES, RETRY_PREFIX
 from orderedmq.options.values import shown, whole_number
-from orderedmq.tools.owner_names import short_names
+from orderedmq.tools.group_state import short_names
 from orderedmq.tools.parked import ParkedKey
 from orderedmq.ui.lag_history import LagHistory
 from orderedmq.ui.site import Rendering, Site

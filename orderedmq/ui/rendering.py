@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue
 from orderedmq.tools.readable import body_fields, body_text, duration, escaped, moment, number, preview, short_moment, size
-from orderedmq.ui import charts
+from orderedmq.ui import lag_history
 
 HERE: Final = Path(__file__).parent
 #: Maximum characters of a body, key or error in a table, and maximum bytes of a body on the page that shows one message.
@@ -42,8 +42,8 @@ def environment(shared: Mapping[str, Any]) -> Environment:
         clock=clock,
         queue=queue_name,
         body=lambda body: preview(body_text(body_fields(body[: 2 * PREVIEW])), PREVIEW) if body else "",
-        small_chart=charts.small,
-        large_chart=charts.large,
+        small_chart=lag_history.small,
+        large_chart=lag_history.large,
     )
     made.globals.update(shared, topic_url=topic_url, group_url=group_url, messages_url=messages_url, until=until, now=time.time)
     return made

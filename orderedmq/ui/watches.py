@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
-from orderedmq.broker import Broker, MemberInfo, QueueInfo, TopicInfo
+from orderedmq.broker import Broker, MemberInfo, PullSettings, QueueInfo, TopicInfo
 from orderedmq.conditions import GroupCondition
 from orderedmq.errors import DataLossError, GroupError, OrderedMQError, RocketMQError, TopicError
 from orderedmq.model import MessageQueue, check_group
@@ -19,7 +19,6 @@ from orderedmq.tools import dead_letters
 from orderedmq.tools.dead_letters import REPLAY_GROUP, LetterCount
 from orderedmq.tools.group_state import GroupQueue, Rates, group_queues
 from orderedmq.tools.parked import LotReader, ParkedKey, due_in, parked_keys
-from orderedmq.tools.store_times import Place, StoreTimes
 from orderedmq.ui.lag_history import CommitTimes, HandOver, LagHistory, Owners
 from orderedmq.ui.shared_look import SharedLook
 
@@ -288,3 +287,66 @@ class Watches:
                 continue
             found.append(TopicNow(topic, sum(at.max_offset - at.min_offset for at in bounds)))
         return found
+
+
+#: Maximum number of messages that one call of `StoreTimes.look` requests.
+MOST_LOOKED: Final = 500
+#: Seconds after which a message is requested again, even if the account was not allowed to read it.
+AGAIN: Final = 600.0
+
+#: A group and one of its queues.
+Place = tuple[str, MessageQueue]
+
+
+class _Known(NamedTuple):
+    """``stored``: in seconds since 1970, None if the message could not be read. ``asked``: when the broker was asked."""
+
+    offset: int
+    stored: float | None
+    asked: float
+
+
+class StoreTimes:
+    """The store times of the first unprocessed messages of all groups of a broker, which show groups' lag as a time.
+
+    Rules: a broker reports this time only with the message, so each `look` requests at most `MOST_LOOKED` messages. A message is
+    requested again only after `AGAIN` seconds, because its topic may have been recreated. The queues that were requested longest ago
+    come first. A queue whose offset has moved keeps the time of its former message until its new message is requested. The new message
+    was stored later, so the lag may look greater than it is, but never smaller.
+    """
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._known: dict[Place, _Known] = {}
+
+    def look(self, now: float, queues: Sequence[GroupQueue]) -> dict[Place, float]:
+        """Return when the first unprocessed message of each queue was stored, in seconds since 1970, as far as that is known.
+
+        A queue without an unprocessed message is left out. ``now``: in seconds, from any clock.
+        """
+        behind = {(one.group, one.queue): one.following for one in queues if one.lag}
+        self._known = {place: known for place, known in self._known.items() if place in behind}
+        due = [place for place, offset in behind.items() if self._is_due(now, place, offset)]
+        due.sort(key=lambda place: self._known[place].asked if place in self._known else float("-inf"))
+        by_group: dict[str, dict[MessageQueue, int]] = {}
+        for group, queue in due[:MOST_LOOKED]:
+            by_group.setdefault(group, {})[queue] = behind[group, queue]
+        for group, offsets in by_group.items():
+            found = self._ask(group, offsets)
+            for queue, offset in offsets.items():
+                stored = found.get(queue)
+                self._known[group, queue] = _Known(offset, None if stored is None else stored / 1e6, now)
+        return {place: known.stored for place, known in self._known.items() if known.stored is not None}
+
+    def _is_due(self, now: float, place: Place, offset: int) -> bool:
+        known = self._known.get(place)
+        return known is None or known.offset != offset or now - known.asked >= AGAIN
+
+    def _ask(self, group: str, offsets: dict[MessageQueue, int]) -> dict[MessageQueue, int]:
+        try:
+            # Read as the group: the account may have no right to read under another name.
+            return self._broker.log.reading(PullSettings(group)).stored_at(offsets)
+        except RocketMQError as error:
+            if not error.denied:
+                raise
+            return {}

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from ordered_source.stop_request import StopRequest
-from ordered_source.stopping import stop_at_boundary
+from ordered_source.stopping import StopRequest, stop_at_boundary
 from orderedmq.errors import OptionError
 from orderedmq.model import MessageQueue
 from orderedmq.ownership.offsets import Checkpoint

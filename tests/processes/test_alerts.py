@@ -13,7 +13,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from ordered_source import LagListener
-from orderedmq.ui.metric_samples import METRICS
+from orderedmq.ui.metrics import METRICS
 from tests.promtool import promtool
 
 FOLDER = Path(__file__).parents[2] / "docs" / "monitoring"

@@ -27,7 +27,7 @@ from typer.testing import CliRunner
 import orderedmq
 from orderedmq import cli
 from orderedmq.broker import Broker
-from orderedmq.cli import app, completion
+from orderedmq.cli import app, queue_names
 from orderedmq.cli.topics import parse_retention
 from orderedmq.embedded.admin import EmbeddedAdmin
 from orderedmq.embedded.log import EmbeddedLog
@@ -166,7 +166,7 @@ def test_completion_is_silent_and_makes_nothing_where_there_is_no_store(store: P
 
 
 def test_completion_does_not_wait_for_a_cluster_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(completion, "PATIENCE", 0.2)
+    monkeypatch.setattr(queue_names, "PATIENCE", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         began = time.monotonic()

@@ -21,7 +21,7 @@ import orderedmq
 from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus, OrderPerQueue, consume_orderly, topic_watch
 from ordered_source.batch_reader import BatchReader
 from ordered_source.columns import full_schema
-from ordered_source.stop_request import StopRequest
+from ordered_source.stopping import StopRequest
 from ordered_source.stream_reader import POLL_INTERVAL, StreamReader
 from orderedmq.broker import Broker
 from orderedmq.errors import DataLossError, GroupError, LockError, OptionError

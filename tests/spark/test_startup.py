@@ -14,7 +14,7 @@ import pyarrow as pa
 import orderedmq
 from orderedmq.java import find_java
 from orderedmq.startup.archive import fitting_archive
-from orderedmq.startup.home import compiled_home, installed_spark
+from orderedmq.startup.tuning import compiled_home, installed_spark
 from tests.quick_spark import QUICK_JVM
 
 #: Settings that the tests have and a user's program does not.
@@ -55,8 +55,8 @@ def test_a_session_whose_archive_is_stale_gives_the_same_rows(tmp_path: Path) ->
     # This is the cache of another user, whose archive is for other jars, although its name says that it fits.
     cache = tmp_path / "cache" / "orderedmq"
     cache.mkdir(parents=True, mode=0o700)
-    names = "import sys; from orderedmq.startup import archive, home; from orderedmq.java import find_java\n"
-    names += "print(archive.archive_name(find_java(), home.compiled_home(home.installed_spark()), sys.argv[1]))"
+    names = "import sys; from orderedmq.startup import archive, tuning; from orderedmq.java import find_java\n"
+    names += "print(archive.archive_name(find_java(), tuning.compiled_home(tuning.installed_spark()), sys.argv[1]))"
     environment = {name: value for name, value in os.environ.items() if name not in OURS} | {
         "XDG_CACHE_HOME": str(cache.parent),
         "SPARK_LOCAL_IP": "127.0.0.1",

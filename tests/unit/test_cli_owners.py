@@ -24,7 +24,7 @@ from orderedmq.options.parse import parse
 from orderedmq.options.source import SourceOptions
 from orderedmq.ownership.membership import Subscription
 from orderedmq.ownership.micro_batch import SourceRun, run_of
-from orderedmq.tools.owner_names import owners_of, short_names
+from orderedmq.tools.group_state import owners_of, short_names
 from orderedmq.tools.readable import number
 
 FIRST, SECOND = "f560b64a111247ab965d7efc9c5309a6", "f560b64a999947ab965d7efc9c5309a6"

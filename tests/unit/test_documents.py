@@ -29,7 +29,7 @@ from orderedmq.listening.key_engine import OrderPerKey
 from orderedmq.model import MESSAGE_SCHEMA
 from orderedmq.options.parse import OPTIONS
 from orderedmq.ownership import membership, offsets
-from orderedmq.ui.metric_samples import METRICS
+from orderedmq.ui.metrics import METRICS
 from tests.snippets import snippets
 
 ROOT = Path(__file__).parents[2]

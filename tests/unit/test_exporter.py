@@ -22,18 +22,15 @@ from orderedmq.ownership.lock import Instant, LockToken
 from orderedmq.ownership.membership import Member, Subscription
 from orderedmq.parking.lot import Lot, Parked
 from orderedmq.parking.rules import HELD
-from orderedmq.tools import store_times
 from orderedmq.tools.dead_letters import LetterCount
 from orderedmq.tools.group_state import GroupQueue, group_queues
-from orderedmq.tools.store_times import StoreTimes
-from orderedmq.ui import metrics
+from orderedmq.ui import metrics, watches
 from orderedmq.ui.guard import Rules
 from orderedmq.ui.lag_history import CommitTimes, Owners
-from orderedmq.ui.metric_samples import METRICS, samples
-from orderedmq.ui.metrics import BrokerCollector, Reached, exporter_app
+from orderedmq.ui.metrics import METRICS, BrokerCollector, Reached, exporter_app, samples
 from orderedmq.ui.server import listen, server
 from orderedmq.ui.shared_look import SharedLook
-from orderedmq.ui.watches import BrokerNow, GroupNow, QueueNow, Watches
+from orderedmq.ui.watches import BrokerNow, GroupNow, QueueNow, StoreTimes, Watches
 from tests.contract.support import FakeClock
 from tests.ui_site import GROUP, Served, Shop, rows, served
 from tests.waits import until
@@ -153,7 +150,7 @@ def test_the_time_of_a_commit_is_when_the_offset_was_seen_to_move() -> None:
 def test_a_look_asks_for_few_messages_and_until_its_turn_a_queue_has_the_time_of_its_former_one(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_times, "MOST", 2)
+    monkeypatch.setattr(watches, "MOST_LOOKED", 2)
     clock = FakeClock()
     with EmbeddedBroker(path, clock=clock) as broker:
         broker.admin.create_topic("orders", 3)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 
-from ordered_sink.row_order import sorted_rows
+from ordered_sink.columns import sorted_rows
 from orderedmq.options.sink import SortColumn
 
 ROWS = 20_000

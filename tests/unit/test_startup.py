@@ -15,7 +15,7 @@ import orderedmq
 from orderedmq import java
 from orderedmq.errors import JavaError
 from orderedmq.java import Java, find_java
-from orderedmq.startup import archive, home, tuning
+from orderedmq.startup import archive, tuning
 
 #: The settings with which the tests' own Spark starts (tests/quick_spark.py).
 SETTINGS = (
@@ -67,7 +67,7 @@ def test_a_local_session_gets_compiled_pyspark_and_the_archive(cache: Path) -> N
     assert spark_home.parent == cache
     assert set_now == {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
     # The folder has everything of the installed Spark except the zip files of Python modules.
-    installed = home.installed_spark()
+    installed = tuning.installed_spark()
     assert installed is not None
     assert (installed / "python" / "lib" / "pyspark.zip").exists()
     assert not (spark_home / "python").exists()
@@ -188,26 +188,26 @@ def test_a_master_in_sparks_own_settings_counts(cache: Path, tmp_path: Path, mon
 
 
 def test_a_pyspark_that_only_this_program_finds_keeps_its_zip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not home.importable_by_workers(tmp_path / "pyspark")
+    assert not tuning.importable_by_workers(tmp_path / "pyspark")
     monkeypatch.setenv("PYTHONPATH", f"/elsewhere{os.pathsep}{tmp_path}")
-    assert home.importable_by_workers(tmp_path / "pyspark")
+    assert tuning.importable_by_workers(tmp_path / "pyspark")
 
 
 def test_the_links_follow_what_is_installed(cache: Path, tmp_path: Path) -> None:
     spark = tmp_path / "pyspark"
     for name in ("bin", "jars", "python", "sbin", "__pycache__"):
         (spark / name).mkdir(parents=True)
-    made = home.compiled_home(spark)
+    made = tuning.compiled_home(spark)
     assert sorted(entry.name for entry in made.iterdir()) == ["bin", "jars", "sbin"]
     (spark / "sbin").rmdir()
     (spark / "conf").mkdir()
-    assert home.compiled_home(spark) == made
+    assert tuning.compiled_home(spark) == made
     assert sorted(entry.name for entry in made.iterdir()) == ["bin", "conf", "jars"]
     # A worker of a standalone cluster creates its folder in the Spark home.
     (made / "work").mkdir()
-    assert home.compiled_home(spark) == made
+    assert tuning.compiled_home(spark) == made
     (spark / "conf").rmdir()
-    assert home.compiled_home(spark) == made
+    assert tuning.compiled_home(spark) == made
     assert sorted(entry.name for entry in made.iterdir()) == ["bin", "jars", "work"]
 
 

@@ -8,7 +8,7 @@ import sys
 import threading
 
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue
-from orderedmq.ui import charts
+from orderedmq.ui import lag_history
 from orderedmq.ui.lag_history import MOST_HAND_OVERS, STEP, STEPS, LagHistory, Owners, Series
 
 A, B, C = (MessageQueue("orders", EMBEDDED_BROKER, number) for number in range(3))
@@ -90,11 +90,11 @@ def test_the_first_look_sees_no_hand_over_and_those_of_one_look_are_one() -> Non
 
 def test_a_picture_has_a_line_for_each_stretch_without_a_gap() -> None:
     series: Series = [None, 0, 0, 0, 0, 8, None, None, 4, None]
-    drawn = charts.small(series)
+    drawn = lag_history.small(series)
     lines = re.findall(r'<polyline points="([^"]+)"/>', drawn)
     assert len(lines) == 2
     # The line goes from the bottom to the top. Level stretches have no points inside.
     assert lines[0].split() == ["12,21.0", "48,21.0", "60,1.0", "72,1.0"]
     assert "lag 4, between 0 and 8 in the last 10 minutes" in drawn
-    assert "lag not known" in charts.small([None] * STEPS)
-    assert ">8 messages<" in charts.large(series)
+    assert "lag not known" in lag_history.small([None] * STEPS)
+    assert ">8 messages<" in lag_history.large(series)
