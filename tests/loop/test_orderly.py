@@ -1,18 +1,31 @@
-"""``consume_orderly`` in a query: statuses, retries and the end of a range, as in RocketMQ's orderly listener."""
+"""Listeners in a query: statuses, retries and the end of a range as in RocketMQ's orderly listener, and what they refuse."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.types import StructType
 
-from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus, OrderPerQueue, consume_orderly
-from orderedmq.errors import OrderedMQError
+from ordered_source import (
+    ConcurrentSettings,
+    ConsumeOrderlyContext,
+    ConsumeOrderlyStatus,
+    OrderPerKey,
+    OrderPerQueue,
+    consume_concurrently,
+    consume_orderly,
+    dead_letter,
+)
+from ordered_source.columns import full_schema
+from orderedmq.errors import OptionError, OrderedMQError, SchemaError
 from orderedmq.model import MessageQueue
 from tests.loop.conftest import LoopRig
+from tests.micro_batches import Frame
 from tests.spark.test_orderly import SUCCESS, heard, writing
 
 __all__ = ["heard"]
@@ -99,3 +112,61 @@ def test_messages_taken_and_not_committed_at_the_end_fail_the_query_and_a_restar
     assert [status for *_, status, _, _ in outcomes] == ["SUCCESS", "COMMIT"]
     assert heard() == ["0:0", "0:1"] * 2
     assert rig.offsets("g") == {0: 2}
+
+
+#: The columns of a stream with a lock. A parking lot adds a ticket.
+LOCKED = [*full_schema(False).names, "lock_token"]
+
+
+class Speculating(Frame):
+    """A DataFrame in a session with spark.speculation=true."""
+
+    sparkSession: ClassVar[Any] = SimpleNamespace(conf=SimpleNamespace(get=lambda name, default: "True"))
+
+
+def never(*_: object) -> Any:
+    raise AssertionError("no call is allowed")
+
+
+@pytest.mark.holds("lost executor")
+@pytest.mark.parametrize(
+    ("consume", "frame", "settings", "condition"),
+    [
+        (consume_orderly, Frame(LOCKED[:-1]), OrderPerQueue(), "SCHEMA.MISSING_COLUMN"),
+        (consume_orderly, Frame(LOCKED), OrderPerKey(), "SCHEMA.MISSING_COLUMN"),
+        (consume_concurrently, Frame(LOCKED[:-1]), ConcurrentSettings(), "SCHEMA.MISSING_COLUMN"),
+        (consume_orderly, Frame(LOCKED), "key", "OPTION.INVALID"),
+        (consume_orderly, Speculating(LOCKED), OrderPerQueue(), "OPTION.UNSUPPORTED"),
+        (consume_orderly, Speculating([*LOCKED, "ticket"]), OrderPerKey(), "OPTION.UNSUPPORTED"),
+        (consume_concurrently, Speculating(LOCKED), ConcurrentSettings(), "OPTION.UNSUPPORTED"),
+    ],
+)
+def test_a_dataframe_that_cannot_be_consumed_is_refused(consume: Any, frame: Frame, settings: Any, condition: str) -> None:
+    with pytest.raises(OrderedMQError) as caught:
+        consume(frame, never, settings)
+    assert caught.value.condition == f"ORDEREDMQ_{condition}"
+
+
+@pytest.mark.parametrize(
+    ("schema", "condition"),
+    [(StructType(), "MISSING_COLUMN"), (StructType().add("body", "string"), "WRONG_TYPE")],
+    ids=["without a lock", "a decoded body"],
+)
+def test_rows_that_cannot_become_dead_letters_are_refused_when_the_query_is_defined(schema: StructType, condition: str) -> None:
+    frame: Any = SimpleNamespace(columns=LOCKED if schema.fields else LOCKED[:-1], schema=schema)
+    with pytest.raises(SchemaError) as caught:
+        dead_letter(frame, "true")
+    assert caught.value.sub == condition
+
+
+@pytest.mark.parametrize("make", [lambda: OrderPerKey(in_batch_attempts=0), lambda: ConcurrentSettings(max_reconsume_times=-2)])
+def test_numbers_that_no_listener_can_have_are_refused(make: Callable[[], object]) -> None:
+    with pytest.raises(OptionError, match="OPTION.INVALID"):
+        make()
+
+
+def test_a_listener_that_uses_the_connection_of_its_program_is_refused(rig: LoopRig) -> None:
+    rig.topic("in", 1, rows=1)
+    broker = rig.broker
+    with pytest.raises(OptionError, match="OPTION.UNSUPPORTED"):
+        run(rig, lambda messages, context: broker.log.topics() and SUCCESS)

@@ -98,12 +98,6 @@ def numbers(bodies: dict[int, list[str]]) -> list[int]:
     return sorted(int(body.partition(":")[2]) for found in bodies.values() for body in found)
 
 
-def copied(rig: Rig, checkpoint: str = "ck", **options: Any) -> list[int]:
-    """Copy the topic ``in`` to the topic ``out`` with availableNow. Return the input rows of each batch."""
-    query = rig.run(rig.stream(topic="in", **{"consumerGroup": "g", **options}), checkpoint, topic="out", topicQueueNums=2)
-    return [progress.numInputRows for progress in query.recentProgress if progress.numInputRows]
-
-
 @pytest.fixture
 def rig(spark: SparkSession, tmp_path: Path) -> Iterator[Rig]:
     path = str(tmp_path / "store")

@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 
 from ordered_source import dead_letter
 from orderedmq.cli import app
-from orderedmq.errors import SchemaError
 from orderedmq.model import MessageQueue
 from orderedmq.ownership.lock import UNLOCK_DELAY
 from tests.contract.support import read
@@ -97,13 +96,3 @@ def test_rows_that_do_not_decode_become_dead_letters_once_and_the_others_pass_in
     done = CliRunner().invoke(app, ["--path", rig.path, "dlq", "replay", "g", "--all"])
     assert done.exit_code == 0, done.output
     assert sum(at.max_offset for at in rig.broker.log.bounds(rig.broker.log.queues("in")).values()) == 20 + len(BAD)
-
-
-def test_rows_that_cannot_become_dead_letters_are_refused_when_the_query_is_defined(rig: Rig) -> None:
-    fill(rig)
-    with pytest.raises(SchemaError, match=r"MISSING_COLUMN.*dead_letter needs.*lock_token"):
-        dead_letter(rig.stream(topic="in", consumerGroup="g"), "true")
-    with pytest.raises(
-        SchemaError, match=r"WRONG_TYPE.*'body' as it was read, with type binary, but in the DataFrame it is string"
-    ):
-        dead_letter(decoded(rig).withColumn("body", sql.col("body").cast("string")), "true")

@@ -46,8 +46,3 @@ def test_the_quick_start_runs(spark: SparkSession, tmp_path: Path) -> None:
         assert done.exit_code == 0, f"{command}\n{done.output}"
         said = done.output
     assert re.findall(r"order-1 was (\w+)", said) == re.findall(r"order-2 was (\w+)", said) == ["created", "paid", "shipped"]
-
-
-def test_pages_with_snippets_are_found() -> None:
-    assert len(PAGES) >= 8
-    assert sum(map(len, PAGES.values())) >= 30

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
@@ -29,12 +28,8 @@ def test_a_second_query_of_the_group_is_refused_until_the_first_has_stopped(rig:
     assert owner.name == "one"
     with pytest.raises(PySparkException) as caught:
         start(rig, "two", topic="more,in").awaitTermination()
-    text = str(caught.value)
-    assert "[ORDEREDMQ_LOCK.HELD_BY_OTHER] 2 of 4 queues of group 'g' belong to query" in text
-    assert f"query {owner.owner} ({owner.client_id}), which is alive" in text
-    assert re.search(r"Its lock of in/embedded/0 ends in [1-6]?\d s unless it is renewed", text)
-    for remedy in ("Stop that query", "a separate consumerGroup", "messageModel=broadcasting", "foreachBatch", "load once"):
-        assert remedy in text
+    assert "ORDEREDMQ_LOCK.HELD_BY_OTHER" in str(caught.value)
+    assert owner.client_id in str(caught.value)
     # All queues or none: the refused query keeps no lock of the queues that were free.
     held = [(lock.queue, lock.epoch) for lock in rig.broker.admin.locks() if lock.held]
     assert held == [(lock.queue, lock.epoch) for lock in locks]

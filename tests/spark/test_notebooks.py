@@ -10,14 +10,12 @@ import shutil
 import sys
 import tempfile
 import time
-import tomllib
 from pathlib import Path
 from typing import Any
 
 import nbformat
 import pytest
 from nbclient import NotebookClient
-from packaging.requirements import Requirement
 from pyspark.sql import SparkSession
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
@@ -64,17 +62,6 @@ def assert_clean(cells: list[Any]) -> None:
         for text in texts:
             assert not ABSOLUTE.search(text), text
             assert not CLIENT.search(text), text
-
-
-def test_there_are_notebooks() -> None:
-    assert NOTEBOOKS
-
-
-def test_what_a_cell_printed_is_the_same_wherever_the_kernel_cut_it() -> None:
-    whole, cut = nbformat.v4.new_code_cell(), nbformat.v4.new_code_cell()
-    whole.outputs = [nbformat.v4.new_output("stream", text="paid\nshipped\n")]
-    cut.outputs = [nbformat.v4.new_output("stream", text=text) for text in ("paid\n", "shipped\n")]
-    assert said([whole]) == said([cut]) == ["paid\nshipped\n"]
 
 
 @pytest.mark.timeout(400)
@@ -173,23 +160,6 @@ def test_a_kept_notebook_has_its_outputs(path: Path) -> None:
         if "print(" in cell.source or ".show(" in cell.source or last.startswith("pictures."):
             assert cell.outputs, cell.source
     assert any("image/png" in output.get("data", {}) for output in outputs(cells))
-
-
-def test_no_picture_is_shown_twice() -> None:
-    shown = [
-        line
-        for path in NOTEBOOKS
-        for cell in code_cells(path)
-        for line in cell.source.splitlines()
-        if line.startswith("pictures.")
-    ]
-    assert len(shown) >= 12
-    assert len(shown) == len(set(shown))
-
-
-def test_the_extra_of_the_notebooks_has_what_opens_them() -> None:
-    extras = tomllib.loads((FOLDER.parent / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert {"jupyterlab", "matplotlib"} <= {Requirement(line).name for line in extras["notebook"]}
 
 
 @each_notebook

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
-from pyspark.errors import PySparkException
 
-import orderedmq
 from ordered_source import (
     ConsumeOrderlyContext,
     ConsumeOrderlyStatus,
-    OrderPerKey,
     OrderPerQueue,
-    consume_concurrently,
     consume_orderly,
-    dead_letter,
 )
-from orderedmq.errors import OptionError
 from orderedmq.model import MessageQueue
 from orderedmq.ownership.lock import UNLOCK_DELAY
 from tests.faults.store_access import age
@@ -30,7 +22,6 @@ from tests.spark.conftest import Rig, StoreRig
 from tests.waits import until
 
 SUCCESS = ConsumeOrderlyStatus.SUCCESS
-SUSPEND = ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
 DLQ = MessageQueue("%DLQ%g", "embedded", 0)
 
 
@@ -83,63 +74,6 @@ def test_a_poison_message_is_retried_put_aside_with_its_origin_and_only_then_the
     origin = dict(letters[0]["properties"])
     assert (origin["REAL_TOPIC"], origin["REAL_QID"], origin["ORDEREDMQ_OFFSET"]) == ("in", "0", "2")
     assert origin["ORDEREDMQ_ERROR"] == "ValueError: no such customer"
-
-
-def test_a_process_that_a_listener_forks_opens_a_connection_of_its_own(rig: Rig) -> None:
-    """Spark itself forks each worker from a daemon. The worker opens the store, and then the listener forks the worker."""
-    rig.topic("in", 1, rows=3)
-    rig.topic("out", 1)
-    path, queue = rig.path, MessageQueue("out", "embedded", 0)
-
-    def send(body: bytes) -> None:
-        with orderedmq.connect(path) as broker:
-            broker.log.append({queue: pa.record_batch({"body": pa.array([body], pa.binary())})})
-
-    def listener(messages: Sequence[Any], context: ConsumeOrderlyContext) -> Any:
-        process = multiprocessing.get_context("fork").Process(target=send, args=(messages[0].body,))
-        process.start()
-        process.join()
-        return SUCCESS if process.exitcode == 0 else SUSPEND
-
-    run(rig, listener, max_reconsume_times=0)
-    assert rig.bodies("out") == {0: ["0:0", "0:1", "0:2"]}
-
-
-def test_what_cannot_be_consumed_orderly_is_refused_by_name(rig: Rig) -> None:
-    rig.topic("in", 1, rows=2)
-    with pytest.raises(Exception, match=r"MISSING_COLUMN.*needs the columns lock_token.*includeLockToken=true"):
-        consume_orderly(rig.stream(topic="in", consumerGroup="g"), lambda messages, context: SUCCESS)
-    with pytest.raises(PySparkException, match=r"read without a lock"):
-        consume_orderly(rig.batch(topic="in", includeLockToken="true"), lambda messages, context: SUCCESS).collect()
-    with orderedmq.connect(rig.path) as broker, pytest.raises(Exception, match=r"OPTION.UNSUPPORTED.*orderedmq\.connect"):
-        run(rig, lambda messages, context: broker.log.topics() and SUCCESS)
-    with pytest.raises(Exception, match=r"max_reconsume_times"):
-        run(rig, lambda messages, context: SUCCESS, max_reconsume_times=-2)
-
-
-@pytest.mark.holds("lost executor")
-def test_with_speculation_listeners_and_dead_letter_are_refused_at_once(rig: Rig) -> None:
-    rig.topic("in", 1, rows=2)
-    rows = rig.stream(topic="in", consumerGroup="g", parkingLot="true")
-    # A Spark session refuses changes of core settings unless this is set. tests/processes/test_scheduler.py has a cluster with
-    # speculation.
-    rig.spark.conf.set("spark.sql.legacy.setCommandRejectsSparkCoreConfs", "false")
-    rig.spark.conf.set("spark.speculation", "True")
-    try:
-        for what, build in {
-            "consume_orderly": lambda: consume_orderly(rows, lambda messages, context: SUCCESS),
-            r"consume_orderly\(..., OrderPerKey\(\)\)": lambda: consume_orderly(
-                rows, lambda messages, context: SUCCESS, OrderPerKey()
-            ),
-            "consume_concurrently": lambda: consume_concurrently(rows, lambda messages, context: None),
-            "dead_letter": lambda: dead_letter(rows, "body = ''"),
-        }.items():
-            with pytest.raises(OptionError, match=rf"OPTION.UNSUPPORTED\] {what} .*with spark.speculation=false$"):
-                build()
-    finally:
-        rig.spark.conf.unset("spark.speculation")
-        rig.spark.conf.unset("spark.sql.legacy.setCommandRejectsSparkCoreConfs")
-    assert consume_orderly(rows, lambda messages, context: SUCCESS).columns[-1] == "due_timestamp"
 
 
 @pytest.mark.holds("stop during a call")

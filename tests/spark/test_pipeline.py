@@ -77,17 +77,6 @@ def test_two_runs_of_the_pipeline_each_take_what_is_new(folder: Path) -> None:
             assert sum(broker.admin.group_offsets(group).values()) == 8
 
 
-@pytest.mark.nightly
-@pytest.mark.timeout(600)
-def test_a_full_refresh_reads_everything_again_and_the_sink_gets_it_again(folder: Path) -> None:
-    typed(BLOCKS[0], folder)
-    found = places(folder)
-    [run] = [line for line in BLOCKS[1].splitlines() if line.startswith("spark-pipelines run")]
-    typed(f"{run} --full-refresh-all", folder)
-    assert sorted(places(folder)) == sorted(found)
-    assert paid(folder) == ["order-1", "order-1"]
-
-
 def test_the_guide_has_the_definitions_of_the_project() -> None:
     page = (ROOT / "docs" / "guides" / "pipelines.md").read_text()
     for name, language in (("events.py", "python"), ("revenue.sql", "sql")):

@@ -17,7 +17,6 @@ from collections.abc import Iterable
 from importlib.metadata import distribution
 from pathlib import Path
 
-import pyspark
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -26,31 +25,6 @@ from tests.quick_spark import QUICK_JVM
 from tests.snippets import quick_start, snippets
 
 ROOT = Path(__file__).resolve().parents[2]
-
-# Use an option that no source has. This source refuses it with a named error; for an unknown format, Spark finds no data source.
-FIND = """
-import json, sys
-from orderedmq.java import ensure_java
-ensure_java()
-from pyspark.sql import SparkSession
-spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
-
-def error(reader, name):
-    try:
-        reader.format(name).option("noSuchOption", "1").load()
-    except Exception as found:
-        return str(found)
-    return "none"
-
-import orderedmq, pyspark_orderedmq
-print(json.dumps({
-    "from": [orderedmq.__file__, pyspark_orderedmq.__file__],
-    "batch": error(spark.read, "orderedmq"),
-    "stream": error(spark.readStream, "orderedmq"),
-    "unknown": error(spark.read, "orderedmq_unknown"),
-}))
-spark.stop()
-"""
 
 
 def environment(**changes: str) -> dict[str, str]:
@@ -65,19 +39,6 @@ def run(python: Path | str, code: str, cwd: Path, **changes: str) -> subprocess.
     )
 
 
-def find(python: Path | str, cwd: Path) -> list[str]:
-    """Run FIND with a Python, assert that Spark found the source, and return the files of its modules."""
-    done = run(python, FIND, cwd, PYSPARK_PYTHON=str(python), PYSPARK_DRIVER_PYTHON=str(python))
-    assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout.splitlines()[-1])
-    assert "DATA_SOURCE_NOT_FOUND" in said["unknown"]
-    for kind in ("batch", "stream"):
-        assert "ORDEREDMQ_OPTION.UNKNOWN" in said[kind], said[kind]
-        assert "nosuchoption" in said[kind].lower()
-    origins: list[str] = said["from"]
-    return origins
-
-
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("wheel")
@@ -90,25 +51,6 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert done.returncode == 0, done.stdout + done.stderr
     (built,) = out.iterdir()
     return built
-
-
-@pytest.fixture(scope="module")
-def clean_python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The Python of a new environment that has the wheel and all packages of this one, but not the editable install."""
-    home = tmp_path_factory.mktemp("clean") / "venv"
-    venv.create(home, symlinks=True, with_pip=False)
-    python = home / "bin" / "python"
-    (packages,) = home.glob("lib/python*/site-packages")
-    # Link the packages instead of downloading them, because pyspark alone has some 500 MB.
-    for entry in Path(pyspark.__file__).parents[1].iterdir():
-        if "orderedmq" not in entry.name and entry.name != "__pycache__":
-            (packages / entry.name).symlink_to(entry)
-    done = run(python, "import orderedmq", home)
-    assert "No module named 'orderedmq'" in done.stderr
-    subprocess.run(
-        [python, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", wheel], cwd=home, env=environment(), check=True
-    )
-    return python
 
 
 @pytest.fixture(scope="module")
@@ -225,12 +167,6 @@ def test_the_tests_of_the_guide_pass_in_a_folder_of_their_own_without_java_and_s
     assert "warning" not in done.stdout.lower(), done.stdout
 
 
-@pytest.mark.nightly
-def test_found_from_the_wheel(clean_python: Path, tmp_path: Path) -> None:
-    for origin in find(clean_python, tmp_path):
-        assert origin.startswith(str(clean_python.parents[1]))
-
-
 def test_an_editable_install_is_where_spark_looks(tmp_path: Path) -> None:
     # Apply Spark's rule without Spark: import the top-level modules whose names start with pyspark_.
     code = (
@@ -241,15 +177,6 @@ def test_an_editable_install_is_where_spark_looks(tmp_path: Path) -> None:
     done = run(sys.executable, code, tmp_path)
     assert done.returncode == 0, done.stderr
     assert "pyspark_orderedmq" in json.loads(done.stdout)
-
-
-@pytest.mark.nightly
-def test_found_from_an_editable_install(tmp_path: Path) -> None:
-    direct_url = distribution("orderedmq").read_text("direct_url.json")
-    assert direct_url
-    assert json.loads(direct_url)["dir_info"] == {"editable": True}
-    for origin in find(sys.executable, tmp_path):
-        assert Path(origin).is_relative_to(ROOT)
 
 
 def test_the_command_is_installed_with_the_wheel(bare: Path, tmp_path: Path) -> None:

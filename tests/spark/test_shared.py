@@ -86,15 +86,3 @@ def test_queries_divide_the_queues_and_hand_them_over_without_loss_or_repeat_als
     in_order(shared, foreign)
     assert foreign
     assert shared.offsets("g") == dict.fromkeys(range(QUEUES), 70)
-
-
-def test_an_available_now_run_gets_its_share_from_a_running_query_and_takes_no_more(shared: Rig) -> None:
-    first = start(shared, "one")
-    fill(shared, 0, 80)
-    df = shared.stream(topic="in", consumerGroup="g", assignment="shared", lockTimeout="60s")
-    shared.fill("in", 80, first=80)
-    shared.run(df, "two", topic="out", onKeyConflict="ignore")
-    until(lambda: shares(shared) == [8])
-    fill(shared, 160, 240)
-    first.stop()
-    in_order(shared)

@@ -36,11 +36,6 @@ def test_a_table_is_created_and_read_with_its_options_repeated_and_dropped_witho
     assert sum(map(len, rig.bodies("in").values())) == 6
 
 
-def test_a_tables_misspelt_option_is_refused_when_it_is_created(rig: Rig, table: str) -> None:
-    with pytest.raises(PySparkException, match="'topics' is unknown.*Did you mean topic"):
-        rig.spark.sql(f"CREATE TABLE {table} USING orderedmq OPTIONS (path '{rig.path}', topics 'in')")
-
-
 def test_a_temporary_view_keeps_its_options_to_read_and_to_write_and_its_end_until_it_is_replaced(rig: Rig) -> None:
     rig.topic("in", queues=1, rows=2)
     create = f"CREATE OR REPLACE TEMPORARY VIEW view_of_a_test USING orderedmq OPTIONS (path '{rig.path}', topic 'in')"
@@ -98,17 +93,6 @@ def test_a_table_is_a_stream_with_its_options_repeated(rig: Rig, table: str) -> 
     assert numbers(rig.bodies("by-table")) == numbers(rig.bodies("by-sql")) == wanted == list(range(6))
     with pytest.raises(PySparkException, match="ORDEREDMQ_OPTION.MISSING.*WITH"):
         rig.run(rig.spark.readStream.table(table), "ck-none", topic="by-table")
-
-
-def test_a_view_of_a_table_keeps_the_options_and_sees_what_comes(rig: Rig, table: str) -> None:
-    rig.spark.sql(f"CREATE TABLE {table} USING orderedmq OPTIONS (path '{rig.path}', topic 'in')")
-    rig.spark.sql(f"CREATE VIEW {table}_view AS SELECT queue_id, body FROM {table} WITH (path = '{rig.path}', topic = 'in')")
-    try:
-        assert rig.spark.table(f"{table}_view").count() == 6
-        rig.fill("in", 2)
-        assert rig.spark.table(f"{table}_view").count() == 8
-    finally:
-        rig.spark.sql(f"DROP VIEW {table}_view")
 
 
 def test_a_view_is_a_stream_only_of_a_stream(rig: Rig) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 from orderedmq.testing import QueryTestError, TemporaryStore
@@ -41,10 +40,6 @@ def appended(spark: SparkSession, broker: dict[str, str], folder: str, write: An
     return orders(spark, broker, maxOffsetsPerTrigger="40").writeStream.foreachBatch(write or append)
 
 
-def started(spark: SparkSession, broker: dict[str, str]) -> Any:
-    return orders(spark, broker).writeStream.format("noop").option("checkpointLocation", f"{broker['path']}-own").start()
-
-
 def broken(spark: SparkSession, broker: dict[str, str]) -> Any:
     return orders(spark, broker).selectExpr("raise_error('a broken row') AS body").writeStream.format("noop")
 
@@ -69,33 +64,6 @@ def test_a_query_goes_on_where_it_has_ended(store: TemporaryStore, spark: SparkS
     again = store.run_to_end(copied(spark, store.options), checkpoint="copied")
     assert [one.numInputRows for one in again.recentProgress if one.numInputRows] == [40]
     store.assert_same(EVENTS, "copies")
-
-
-@pytest.mark.nightly
-def test_a_query_that_is_started_is_refused_and_stopped(store: TemporaryStore, spark: SparkSession) -> None:
-    store.produce("orders", *EVENTS)
-    with pytest.raises(QueryTestError, match=r"NOT_A_QUERY\] started returned StreamingQuery. Return the writer"):
-        store.run_to_end(started, spark)
-    assert spark.streams.active == []
-    with pytest.raises(QueryTestError, match="a writer belongs to the session of this process"):
-        store.kill_in_batch(copied(spark, store.options), spark)
-
-
-@pytest.mark.nightly
-def test_a_function_of_foreach_batch_fails_once(store: TemporaryStore, spark: SparkSession, tmp_path: Path) -> None:
-    store.produce("orders", *EVENTS)
-    done = tmp_path / "done"
-
-    def note(batch: DataFrame, number: int) -> None:
-        with done.open("a") as file:
-            file.write(f"{number} ")
-
-    query = partial(appended, folder="", write=store.fails_once(note, after=True))
-    with pytest.raises(StreamingQueryException, match="fails_once made the first call of .*note fail"):
-        store.run_to_end(query, spark)
-    assert done.read_text() == "0 "
-    store.run_to_end(query, spark)
-    assert done.read_text() == "0 0 1 2 "
 
 
 @pytest.mark.timeout(400)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from ordered_source.lag_listener import LagListener
-from orderedmq.errors import OffsetError
+from orderedmq.errors import OffsetError, OptionError
 from orderedmq.model import MessageQueue
 from orderedmq.ownership.lag import ParkedCounts, QueueLag, describe, is_ours, lag_of, lag_of_query, parked_of_query
 from orderedmq.ownership.offsets import Checkpoint, offsets_to_json
@@ -210,3 +211,39 @@ def test_a_query_without_a_parking_lot_has_no_gauges_of_one() -> None:
     listener.onQueryProgress(progress(source({0: 1}, {0: 2})))
     assert gauges(registry) == {}
     assert registry.get_sample_value("orderedmq_batches_total", {"query": "billing"}) == 1
+
+
+class BrokenEvent:
+    """An event that raises an error for each attribute."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise KeyError(name)
+
+
+def test_an_error_in_the_listener_is_logged_once_per_kind_and_goes_no_further(caplog: pytest.LogCaptureFixture) -> None:
+    listener = LagListener(prometheus=True, registry=CollectorRegistry())
+    for _ in range(3):
+        listener.onQueryProgress(BrokenEvent())  # type: ignore[arg-type]
+        listener.onQueryTerminated(BrokenEvent())  # type: ignore[arg-type]
+    assert [(record.levelname, record.getMessage().rpartition(" ")[2]) for record in caplog.records] == [
+        ("WARNING", "'progress'"),
+        ("WARNING", "'runId'"),
+    ]
+
+
+def test_without_prometheus_client_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with pytest.raises(OptionError, match=r"OPTION.MISSING.*orderedmq\[metrics\]"):
+        LagListener()
+    LagListener(prometheus=False)
+
+
+def test_a_registry_has_room_for_one_listener_at_a_time() -> None:
+    registry = CollectorRegistry()
+    first = LagListener(registry=registry)
+    with pytest.raises(OptionError, match="OPTION.CONFLICT"):
+        LagListener(registry=registry)
+    first.close()
+    first.close()
+    assert list(registry.collect()) == []
+    LagListener(registry=registry)
