@@ -288,11 +288,11 @@ class GroupSession(Session):
         self._members_read = time.monotonic()
         if not self.shared:
             return {}
-        found = self._groups.members(self.group)
-        if all(member.client_id != self._client.client_id for member in found):
+        members = self._groups.members(self.group)
+        if all(member.client_id != self._client.client_id for member in members):
             # This process was paused for longer than a membership lasts without a heartbeat.
-            found = self._beat()
-        return {member.client_id: member.room for member in found if member.subscription == self._subscription}
+            members = self._beat()
+        return {member.client_id: member.room for member in members if member.subscription == self._subscription}
 
     # -- locks -------------------------------------------------------------------------------------------------------------
 

@@ -38,14 +38,14 @@ def check(broker: Broker, options: SourceOptions) -> None:
     Raises TopicError MISSING, RocketMQError NO_PERMISSION, OptionError for a filter that a broker cannot apply, GroupError
     BAD_NAME for a group whose parking lots cannot be named.
     """
-    found = topics(broker, options)
-    if not any(_names(options, topic.name) for topic in found):
+    names = topics(broker, options)
+    if not any(_names(options, topic.name) for topic in names):
         raise TopicError(
             TopicCondition.MISSING, f"no topic matches topicPattern {options.topic_pattern!r} yet. Create one first"
         )
-    _require_rights(broker, options, [topic.name for topic in found])
+    _require_rights(broker, options, [topic.name for topic in names])
     if options.matching is not None:
-        broker.log.require_filter(options.matching, [topic.name for topic in found])
+        broker.log.require_filter(options.matching, [topic.name for topic in names])
 
 
 def _require_rights(broker: Broker, options: SourceOptions, names: list[str]) -> None:
@@ -64,11 +64,11 @@ def topics(broker: Broker, options: SourceOptions) -> list[TopicInfo]:
     The group's retry topic is included if the option retryTopic is set and the topic exists. Brokers create it with the group's first
     heartbeat.
     """
-    found = _selected(broker, options)
+    names = _selected(broker, options)
     if options.retry_topic:
         with contextlib.suppress(TopicError):
-            found.append(broker.log.topic(retry_topic(options)))
-    return found
+            names.append(broker.log.topic(retry_topic(options)))
+    return names
 
 
 def retry_topic(options: SourceOptions) -> str:

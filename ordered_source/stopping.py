@@ -260,25 +260,25 @@ class StopRequest:
     def _file(self) -> tuple[int, int] | None:
         """Return what distinguishes the file from those that replace it; None if there is no file."""
         try:
-            found = self._path.stat()
+            status = self._path.stat()
         except OSError:
             return None
-        return found.st_ino, found.st_mtime_ns
+        return status.st_ino, status.st_mtime_ns
 
     def _read(self) -> dict[str, Any] | None:
         try:
-            found: dict[str, Any] = json.loads(self._path.read_bytes())
+            request: dict[str, Any] = json.loads(self._path.read_bytes())
         except (OSError, ValueError):
             return None
-        return found
+        return request
 
 
 def _folder() -> Path:
     """Return a folder that only this user can write. It is the same in the application and in the processes that Spark starts for it."""
     folder = Path(tempfile.gettempdir()) / f"orderedmq-{os.geteuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
         raise PermissionError(f"{folder} is not a folder that only this user can write. Remove it, or set TMPDIR")
     return folder
 

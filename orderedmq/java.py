@@ -125,8 +125,8 @@ def set_interpreter() -> None:
 def parse_version(text: str) -> int | None:
     """Return the feature release from the output of ``java -version``: 8 for "1.8.0_392", 17 for "17.0.15", 26 for "26-ea"."""
     # Other lines may come first ("Picked up JAVA_TOOL_OPTIONS: ...").
-    found = re.search(r'^\w+ version "(?:1\.)?(\d+)', text, re.MULTILINE)
-    return int(found[1]) if found else None
+    match = re.search(r'^\w+ version "(?:1\.)?(\d+)', text, re.MULTILINE)
+    return int(match[1]) if match else None
 
 
 def java_at(path: Path) -> Java | None:
@@ -242,8 +242,8 @@ def _cache() -> Path:
 
 def _own(folder: Path) -> bool:
     """Return whether only this user can write a directory. Raises OSError if it is missing."""
-    found = folder.stat()
-    return found.st_uid == os.geteuid() and not stat.S_IMODE(found.st_mode) & 0o022
+    status = folder.stat()
+    return status.st_uid == os.geteuid() and not stat.S_IMODE(status.st_mode) & 0o022
 
 
 def _wheel_java() -> Path | None:

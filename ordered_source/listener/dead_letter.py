@@ -106,16 +106,16 @@ class _Letters:
         """Return for each row whether it becomes a dead letter now or became one in an earlier attempt."""
         offsets = rows.column("queue_offset")
         first: int = pc.min(offsets).as_py()
-        begin, found = self._known.get(lock.token, (MAX_OFFSET, None))
+        begin, letters = self._known.get(lock.token, (MAX_OFFSET, None))
         # Rows may come in any order after a shuffle.
         if first < begin:
-            found = pa.array(lock.broker.groups.letters(lock.token, [OffsetRange(first, MAX_OFFSET)]), pa.int64())
-            self._known[lock.token] = first, found
-        return pc.or_(pc.is_valid(rows.column(rows.num_columns - 1)), pc.is_in(offsets, found))
+            letters = pa.array(lock.broker.groups.letters(lock.token, [OffsetRange(first, MAX_OFFSET)]), pa.int64())
+            self._known[lock.token] = first, letters
+        return pc.or_(pc.is_valid(rows.column(rows.num_columns - 1)), pc.is_in(offsets, letters))
 
 
 def _put(lock: TaskLock, rows: pa.RecordBatch) -> None:
     if rows.num_rows:
         columns = Columns(rows)
-        made = map(Message, columns.get("queue_offset"), repeat(None), repeat(Rows(columns, 0)), range(rows.num_rows))
-        write_letters(lock.broker, lock.token, list(made), columns.get(rows.schema.names[-1]))
+        messages = map(Message, columns.get("queue_offset"), repeat(None), repeat(Rows(columns, 0)), range(rows.num_rows))
+        write_letters(lock.broker, lock.token, list(messages), columns.get(rows.schema.names[-1]))

@@ -103,4 +103,4 @@ def runs(offsets: Sequence[int]) -> list[OffsetRange]:
 
 
 def _chosen(offsets: Mapping[object, Sequence[int]], which: Callable[[int], bool]) -> dict[object, Sequence[int]]:
-    return {key: found for key, every in offsets.items() if (found := [offset for offset in every if which(offset)])}
+    return {key: chosen for key, every in offsets.items() if (chosen := [offset for offset in every if which(offset)])}

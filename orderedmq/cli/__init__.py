@@ -71,8 +71,8 @@ class _Lazy(TyperGroup):
     """A group that knows only the names and help texts of its commands until a command is called."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        name, found, rest = super().resolve_command(ctx, args)
-        return name, found and load(str(name)), rest
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, command and load(str(name)), rest
 
 
 app = commands(

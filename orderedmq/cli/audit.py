@@ -115,14 +115,14 @@ def compare(
         second = side(actual, broker)
         first = side(expected, broker)
         with shell.progress("comparing", first.messages + second.messages) as bar:
-            found = audit(first, second, examples=examples, progress=bar.advance)
+            report = audit(first, second, examples=examples, progress=bar.advance)
     if shell.json:
-        shell.emit(found.to_dict())
-        if found.nothing_in_common:
-            shell.note(found.verdict)
+        shell.emit(report.to_dict())
+        if report.nothing_in_common:
+            shell.note(report.verdict)
     else:
-        show(shell, found)
-    if not found.ok:
+        show(shell, report)
+    if not report.ok:
         raise typer.Exit(REFUSED)
 
 

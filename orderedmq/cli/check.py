@@ -33,26 +33,28 @@ def check(
     names segment files that no entry needs. Such files are not damage: running tasks write them, and those of killed tasks are deleted later.
     """
     path = store or shell.store("check")
-    found = examine(path)
-    shell.show([{"finding": finding} for finding in found.findings], (Column("finding", "finding"),), none="nothing is damaged")
+    report = examine(path)
+    shell.show(
+        [{"finding": finding} for finding in report.findings], (Column("finding", "finding"),), none="nothing is damaged"
+    )
     for names, what in (
-        (found.unused, "are not needed by any entry"),
-        (found.foreign, "do not belong to the store and are never deleted"),
+        (report.unused, "are not needed by any entry"),
+        (report.foreign, "do not belong to the store and are never deleted"),
     ):
         if names:
             shell.say(
                 f"{number(len(names))} files in the segment folder {what}: {', '.join(names[:3])}{', …' if names[3:] else ''}"
             )
-    looked = f"{number(found.entries)} entries and {number(found.payloads)} payloads ({size(found.payload_bytes)}) were read"
+    looked = f"{number(report.entries)} entries and {number(report.payloads)} payloads ({size(report.payload_bytes)}) were read"
     shell.done(
         {
             "path": str(path),
-            "sound": not found.findings,
-            **{name: value for name, value in vars(found).items() if name != "findings"},
+            "sound": not report.findings,
+            **{name: value for name, value in vars(report).items() if name != "findings"},
         },
-        f"{path} is damaged: {number(len(found.findings))} findings. {looked}"
-        if found.findings
+        f"{path} is damaged: {number(len(report.findings))} findings. {looked}"
+        if report.findings
         else f"{path} is sound. {looked}",
     )
-    if found.findings:
+    if report.findings:
         raise typer.Exit(REFUSED)

@@ -38,7 +38,7 @@ def arrivals(
     while True:
         changed = log.change()
         there = queues()
-        found = []
+        batches = []
         for queue, at in log.bounds(list(there)).items():
             begin = positions.setdefault(queue, at.min_offset)
             if begin > at.max_offset:
@@ -56,10 +56,10 @@ def arrivals(
                 batch = pull(queue, begin, at.max_offset)
                 begin += batch.num_rows
                 # The batch is empty if the broker has lost messages since it returned the bounds.
-                found += [batch] if batch.num_rows else []
+                batches += [batch] if batch.num_rows else []
             positions[queue] = begin
-        if found:
-            yield found
+        if batches:
+            yield batches
             continue
         time.sleep(_LOOK if changed is None else _GLANCE)
         while changed is not None and log.change() == changed:

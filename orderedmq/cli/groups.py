@@ -126,11 +126,11 @@ def list_groups(
             rows.append(
                 {
                     "group": group,
-                    "topics": sorted({found.queue.topic for found in queues}),
+                    "topics": sorted({state.queue.topic for state in queues}),
                     "queues": len(queues),
-                    "lag": sum(found.lag for found in queues),
-                    "owned_queues": sum(found.lock is not None for found in queues),
-                    "alive": any(found.lock is not None and found.lock.alive for found in queues),
+                    "lag": sum(state.lag for state in queues),
+                    "owned_queues": sum(state.lock is not None for state in queues),
+                    "alive": any(state.lock is not None and state.lock.alive for state in queues),
                 }
             )
     columns = (
@@ -155,7 +155,7 @@ def describe(shell: Shell, group: Group) -> None:
     check_group(group)
     with shell.broker() as broker:
         lots = LotReader(broker).look(group)
-        queues = [{"kind": "queue", **queue_row(found, lots.get(found.queue))} for found in group_queues(broker, group, lots)]
+        queues = [{"kind": "queue", **queue_row(state, lots.get(state.queue))} for state in group_queues(broker, group, lots)]
         members = [_member_row(group, seen) for seen in broker.admin.members(group)]
     short = short_names({row["client"]: row["query_name"] for row in members} | owners_of(queues))
     member_columns = (

@@ -103,8 +103,8 @@ def peek(
             _follow(shell, look, topic, None if queue is None else queues[0], offset, last, count, full)
             return
         bounds = broker.log.bounds(queues)
-        found = [part for one, at in bounds.items() for part in look.some(one, at, offset, most, backwards=last is not None)]
-    rows = _rows(found)
+        parts = [part for one, at in bounds.items() for part in look.some(one, at, offset, most, backwards=last is not None)]
+    rows = _rows(parts)
     columns: tuple[Column, ...] = (
         *queue_names.columns(rows, topic=False),
         Column("queue_offset", "offset", right=True),
@@ -133,8 +133,8 @@ def _follow(
     """Show messages as they arrive, until Ctrl-C or until ``count`` messages are shown."""
 
     def there() -> list[MessageQueue]:
-        found = look.log.queues(topic)
-        return found if queue is None else [one for one in found if one == queue]
+        queues = look.log.queues(topic)
+        return queues if queue is None else [one for one in queues if one == queue]
 
     bounds = look.log.bounds(there())
     positions = {one: at.max_offset if offset is None else _begin(one, at, offset) for one, at in bounds.items()}

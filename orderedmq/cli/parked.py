@@ -91,11 +91,11 @@ def list_parked(shell: Shell, group: Group, topic: Where = None, full: Full = Fa
     """
     check_group(group)
     with shell.broker() as broker:
-        found = _parked(broker, group, topic)
+        keys = _parked(broker, group, topic)
     now = time.time()
-    rows = [_row(group, one, now) for one in found]
+    rows = [_row(group, one, now) for one in keys]
     if not shell.json:
-        rows = [_shown(row, one, now) for row, one in zip(rows, found, strict=True)]
+        rows = [_shown(row, one, now) for row, one in zip(rows, keys, strict=True)]
     columns = (
         *queue_names.columns(rows),
         Column("sharding_key", "key"),
@@ -169,11 +169,11 @@ def drop(
 def _parked(broker: Broker, group: str, topic: str | None) -> list[ParkedKey]:
     """Return the parked keys, only of one topic or queue if ``topic`` names it. Raises GroupError MISSING, TopicError, OptionError."""
     name = None if topic is None else queue_names.topic_of(topic)
-    found = parked_keys(broker, group)
+    keys = parked_keys(broker, group)
     if topic is None or name is None:
-        return found
+        return keys
     queues = set(queue_names.find_all(topic, broker.log.queues(name)))
-    return [one for one in found if one.queue in queues]
+    return [one for one in keys if one.queue in queues]
 
 
 def _order(shell: Shell, broker: Broker, group: str, action: OrderAction, those: list[ParkedKey]) -> None:

@@ -166,7 +166,7 @@ def produce(
 
 def _parse_properties(texts: Sequence[str], option: str) -> dict[str, str]:
     """Parse texts of the form NAME=VALUE. For --property-field, NAME alone means NAME=NAME. Raises OptionError INVALID."""
-    found: dict[str, str] = {}
+    properties: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals and option == "--property-field":
@@ -181,10 +181,10 @@ def _parse_properties(texts: Sequence[str], option: str) -> dict[str, str]:
                 OptionCondition.INVALID,
                 f"option {option}: {name!r} is a property that RocketMQ or a column sets. Give another name, or --tags for a tag",
             )
-        if name in found:
+        if name in properties:
             raise OptionError(OptionCondition.INVALID, f"option {option}: {name!r} is given twice. Give it once")
-        found[name] = value
-    return found
+        properties[name] = value
+    return properties
 
 
 def _open(file: Path | None, shell: Shell) -> IO[bytes]:
@@ -204,7 +204,7 @@ def _ensure_topic(broker: Broker, topic: str, queues: int | None) -> None:
     Raises TopicError MISSING or QUEUE_COUNT, StoreError MISSING.
     """
     try:
-        found = broker.log.topic(topic).queues
+        count = broker.log.topic(topic).queues
     except (TopicError, StoreError) as error:
         if error.sub not in (TopicCondition.MISSING, StoreCondition.MISSING):
             raise
@@ -212,8 +212,8 @@ def _ensure_topic(broker: Broker, topic: str, queues: int | None) -> None:
             raise
         broker.admin.create_topic(topic, queues)
         return
-    if queues is not None and found != queues:
-        raise TopicError(TopicCondition.QUEUE_COUNT, f"topic {topic!r} has {found} queues, not {queues}. Leave --queues out")
+    if queues is not None and count != queues:
+        raise TopicError(TopicCondition.QUEUE_COUNT, f"topic {topic!r} has {count} queues, not {queues}. Leave --queues out")
 
 
 @contextmanager

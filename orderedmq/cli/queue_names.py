@@ -77,15 +77,15 @@ def find(text: str, queues: Sequence[MessageQueue]) -> MessageQueue:
             OptionCondition.INVALID,
             f"{text!r} is no queue of topic {topic!r}. Write for example 3, {queues[0].broker_name}/3 or {queues[0]}",
         )
-    found = [queue for queue in queues if queue.queue_id == number and broker in ("", queue.broker_name)]
-    if not found:
+    matching = [queue for queue in queues if queue.queue_id == number and broker in ("", queue.broker_name)]
+    if not matching:
         raise no_such_queue(topic, text, f"its queues are {spans(queues)}")
-    if len(found) > 1:
-        choices = ", ".join(map(str, found[:_CHOICES])) + (", …" if found[_CHOICES:] else "")
+    if len(matching) > 1:
+        choices = ", ".join(map(str, matching[:_CHOICES])) + (", …" if matching[_CHOICES:] else "")
         raise TopicError(
-            TopicCondition.AMBIGUOUS, f"{len(found)} brokers have a queue {text} of topic {topic!r}. Give one of {choices}"
+            TopicCondition.AMBIGUOUS, f"{len(matching)} brokers have a queue {text} of topic {topic!r}. Give one of {choices}"
         )
-    return found[0]
+    return matching[0]
 
 
 def spans(queues: Sequence[MessageQueue]) -> str:
@@ -114,12 +114,12 @@ def groups(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def _names(ctx: typer.Context, incomplete: str, look: Callable[[Broker], list[str]]) -> list[str]:
-    shell, found = _shell(ctx), list[str]()
+    shell, names = _shell(ctx), list[str]()
 
     def ask() -> None:
         try:
             with shell.broker() as broker:
-                found.extend(look(broker))
+                names.extend(look(broker))
         except (OrderedMQError, OSError):
             return
 
@@ -127,7 +127,7 @@ def _names(ctx: typer.Context, incomplete: str, look: Callable[[Broker], list[st
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
     asking.join(PATIENCE)
-    return [name for name in found if name.startswith(incomplete)]
+    return [name for name in names if name.startswith(incomplete)]
 
 
 def _shell(ctx: typer.Context) -> Shell:

@@ -121,13 +121,13 @@ class Shell:
                     f"{option} and an --option with the same meaning have different values. Give only one of them",
                 )
         profile = {} if self.profile is None else read_profile(self.profile)
-        found = layered(typed, profile)
-        if "namesrvAddr" in found:
+        options = layered(typed, profile)
+        if "namesrvAddr" in options:
             # The environment has the account and TLS options of a cluster, which a store does not need.
-            found = layered(found, from_environment())
+            options = layered(options, from_environment())
         elif self.namespace is not None:
             raise OptionError(OptionCondition.CONFLICT, "--namespace needs --namesrv, because a store has no namespaces")
-        return {"path": DEFAULT_DIRECTORY, **found} if "namesrvAddr" not in found else found
+        return {"path": DEFAULT_DIRECTORY, **options} if "namesrvAddr" not in options else options
 
     @property
     def endpoint(self) -> Endpoint:
@@ -244,7 +244,7 @@ class Shell:
 def _typed(options: Sequence[str] | None) -> dict[str, str]:
     """Return the options that ``--option NAME=VALUE`` gives. Raises OptionError INVALID or CONFLICT."""
     spelling = names_of(BrokerOptions)
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for text in options or ():
         given, equals, value = text.partition("=")
         name = spelling.get(given.lower())
@@ -258,9 +258,9 @@ def _typed(options: Sequence[str] | None) -> dict[str, str]:
                 OptionCondition.INVALID,
                 f"--option {name} would show a secret to everyone on this machine. Set {VARIABLES[name]}, or put it into a profile",
             )
-        if found.setdefault(name, value) != value:
+        if texts.setdefault(name, value) != value:
             raise OptionError(OptionCondition.CONFLICT, f"--option {name} is given twice with different values. Drop one")
-    return found
+    return texts
 
 
 @dataclass

@@ -26,8 +26,8 @@ def snapshot(
     the segment files, so it takes almost no space. For a backup, copy it to another disk. To restore, put the copy where the store was.
     """
     path = shell.store("snapshot")
-    made = copy_store(path, target)
+    copied = copy_store(path, target)
     shell.done(
-        {"path": str(path), "copy": str(target), **vars(made)},
-        f"{path} is copied to {target}: {number(made.segments)} segments, {number(made.links)} of them links, {size(made.bytes)}",
+        {"path": str(path), "copy": str(target), **vars(copied)},
+        f"{path} is copied to {target}: {number(copied.segments)} segments, {number(copied.links)} of them links, {size(copied.bytes)}",
     )

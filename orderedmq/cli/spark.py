@@ -31,7 +31,7 @@ def prepare(shell: Shell) -> None:
         )
     began = time.monotonic()
     archive = fitting_archive(place.java, place.home)
-    made = archive is None
+    is_new = archive is None
     if archive is None:
         shell.note("making an archive of Spark's classes, which takes about half a minute")
         archive = make_archive(place.java, place.home)
@@ -39,10 +39,10 @@ def prepare(shell: Shell) -> None:
         {
             "archive": str(archive),
             "bytes": archive.stat().st_size,
-            "made": made,
+            "made": is_new,
             "java": str(place.java.path),
             "spark_home": str(place.home),
         },
         f"{archive} ({size(archive.stat().st_size)})"
-        + (f", made in {time.monotonic() - began:.0f} s" if made else " exists and is valid"),
+        + (f", made in {time.monotonic() - began:.0f} s" if is_new else " exists and is valid"),
     )

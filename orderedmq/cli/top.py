@@ -88,13 +88,13 @@ def _look(broker: Broker, group: str | None, rates: Rates, lots: LotReader) -> l
     for name in broker.admin.groups() if group is None else [group]:
         try:
             parked = lots.look(name)
-            found = group_queues(broker, name, parked)
+            states = group_queues(broker, name, parked)
         except GroupError:
             if group is not None:
                 raise
             # The group was deleted after it was listed.
             continue
-        rows |= {(name, *each.queue): queue_row(each, parked.get(each.queue)) for each in found}
+        rows |= {(name, *each.queue): queue_row(each, parked.get(each.queue)) for each in states}
     speeds = rates.see(time.monotonic(), {key: row["offset"] for key, row in rows.items()})
     return [{**row, "rate": round(speeds[key], 3) if key in speeds else None} for key, row in rows.items()]
 

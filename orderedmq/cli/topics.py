@@ -91,24 +91,24 @@ def create(
     created = same_type = True
     with shell.broker() as broker:
         try:
-            made = broker.admin.create_topic(name, queues, message_type=message_type, **asked)  # type: ignore[arg-type]
+            info = broker.admin.create_topic(name, queues, message_type=message_type, **asked)  # type: ignore[arg-type]
         except TopicError as error:
             if error.sub != TopicCondition.EXISTS or not if_not_exists:
                 raise
-            made, created = broker.log.topic(name), False
+            info, created = broker.log.topic(name), False
             same_type = message_type in (None, broker.admin.message_type(name))
-    if made.queues != queues:
+    if info.queues != queues:
         raise TopicError(
             TopicCondition.QUEUE_COUNT,
-            f"topic {name!r} exists with {made.queues} queues, not {queues}. Give --queues {made.queues}, or see orderedmq topic "
+            f"topic {name!r} exists with {info.queues} queues, not {queues}. Give --queues {info.queues}, or see orderedmq topic "
             "add-queues",
         )
     if created:
         text = f"created topic {name} with {queues} queues in {shell.address}"
     else:
         text = f"topic {name} exists with {queues} queues in {shell.address}"
-    shell.done({**topic_row(made), "created": created}, text)
-    if not (created or (same_type and all(getattr(made, setting) == value for setting, value in asked.items()))):
+    shell.done({**topic_row(info), "created": created}, text)
+    if not (created or (same_type and all(getattr(info, setting) == value for setting, value in asked.items()))):
         shell.note(f"topic {name} keeps its settings. Use orderedmq topic alter to change its retention")
 
 
@@ -138,7 +138,7 @@ def describe(shell: Shell, name: Name) -> None:
     """Show each queue of a topic: offsets, size on disk, times. Also show how much disk space deleted messages still take."""
     with shell.broker() as broker:
         topic = broker.log.topic(name)
-        found = broker.admin.describe_topic(name)
+        details = broker.admin.describe_topic(name)
         waiting = broker.admin.waiting_bytes(name)
         message_type = broker.admin.message_type(name)
     rows = [
@@ -154,7 +154,7 @@ def describe(shell: Shell, name: Name) -> None:
             "readable": queue.readable,
             **({} if message_type is None else {"message_type": message_type}),
         }
-        for queue in found
+        for queue in details
     ]
     kept = [f"{column.title} {column.text(value)}" for column in _KEPT if (value := topic_row(topic)[column.field]) is not None]
     columns = (

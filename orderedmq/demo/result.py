@@ -67,7 +67,7 @@ def verify(log: Log) -> Result:
             late += _count(pc.and_(departures, pc.greater_equal(rows["delay"], int(LATE))))
             brought += _count(pc.greater_equal(rows["carried"], int(LATE)))
             tops.append(_tops(rows))
-    legs, chain = (max(found, key=lambda top: top[0])[1] for found in zip(*tops, strict=True)) if tops else ({}, {})
+    legs, chain = (max(numbers, key=lambda top: top[0])[1] for numbers in zip(*tops, strict=True)) if tops else ({}, {})
     return Result(messages, different, late, brought, legs, chain)
 
 

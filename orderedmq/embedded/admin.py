@@ -139,15 +139,15 @@ class EmbeddedAdmin:
         with self._read() as txn:
             for queue in index.queues_of(topic_of(txn, name)):
                 at = index.state(txn, queue)
-                found = [chunk for _, chunk in index.chunks(txn, queue, at, at.min_offset)]
+                chunks = [chunk for _, chunk in index.chunks(txn, queue, at, at.min_offset)]
                 out.append(
                     QueueInfo(
                         queue,
                         QueueBounds(at.min_offset, at.max_offset),
-                        len(found),
+                        len(chunks),
                         at.stored_bytes,
-                        found[0].first_stored if found else None,
-                        found[-1].last_stored if found else None,
+                        chunks[0].first_stored if chunks else None,
+                        chunks[-1].last_stored if chunks else None,
                     )
                 )
         return out
@@ -201,8 +201,8 @@ class EmbeddedAdmin:
         check_group(group)
         with self._read() as txn:
             _require(txn, group)
-            found = txn.scan("groups", layout.group_prefix(group))
-            known = {layout.group_of(key)[1]: layout.to_number(value) for key, value in found}
+            records = txn.scan("groups", layout.group_prefix(group))
+            known = {layout.group_of(key)[1]: layout.to_number(value) for key, value in records}
         return dict(sorted(known.items()))
 
     def seek(self, group: str, offsets: Mapping[MessageQueue, int], *, force: bool = False, parked: AtSeek = None) -> None:
@@ -286,11 +286,11 @@ class EmbeddedAdmin:
     def members(self, group: str) -> list[MemberInfo]:
         check_group(group)
         now = self._clock.instant()
-        found = sorted(self._members().members(group), key=lambda member: member.joined)
+        members = sorted(self._members().members(group), key=lambda member: member.joined)
         names = _query_names(self._open(False))
         return [
             MemberInfo(replace(member, name=member.name or names.get(member.client_id)), max(0.0, member.age(now)))
-            for member in found
+            for member in members
         ]
 
     def locks(self, group: str | None = None) -> list[LockInfo]:
@@ -378,9 +378,9 @@ def _delete(txn: Transaction, topics: Sequence[TopicInfo], alive: Callable[[str]
 
 def _refuse_parked(topic: str) -> None:
     """Refuse to change a topic that holds parking lots. Raises TopicError RESERVED."""
-    found = origin(topic)
-    if found is not None:
-        raise is_parking_lot(topic, found[0])
+    lot = origin(topic)
+    if lot is not None:
+        raise is_parking_lot(topic, lot[0])
 
 
 def _clear(txn: Transaction, database: str, group: str) -> None:

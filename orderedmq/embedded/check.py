@@ -82,11 +82,11 @@ def examine(path: Path) -> Checked:
             if error.sub != StoreCondition.CORRUPT:
                 raise
             out.findings.append(error.message)
-        found = pages.metas(read)
-        meta = _chosen(found, number) if found is not None else None
+        metas = pages.metas(read)
+        meta = _chosen(metas, number) if metas is not None else None
         if meta is not None:
             lost = _examine(path, read, meta, out)
-            _check_older(read, found, meta, out)
+            _check_older(read, metas, meta, out)
     out.findings += _needed(path, lost) if not out.findings else lost
     return out
 
@@ -380,7 +380,7 @@ def _files(contents: Contents, out: Checked) -> Iterator[str]:
         yield f"folder {FOLDER} is missing"
         return
     for name in names:
-        found = parse_name(name)
+        segment = parse_name(name)
         if name == LOOKED:
             continue
         try:
@@ -392,10 +392,10 @@ def _files(contents: Contents, out: Checked) -> Iterator[str]:
             yield f"file {name} cannot be read: {error}"
             continue
         mine = header is not None and header.store_id == contents.segments.store_id
-        if found is not None and found.complete and contents.get("segments", found.segment) is not None:
-            if header is None or not mine or bytes.fromhex(header.token) != found.segment:
-                yield f"{Place(found.segment)} has a header that fails its checksum or belongs to another segment"
-        elif found is not None and (mine or not found.complete):
+        if segment is not None and segment.complete and contents.get("segments", segment.segment) is not None:
+            if header is None or not mine or bytes.fromhex(header.token) != segment.segment:
+                yield f"{Place(segment.segment)} has a header that fails its checksum or belongs to another segment"
+        elif segment is not None and (mine or not segment.complete):
             out.unused.append(name)
         else:
             out.foreign.append(name)
@@ -456,8 +456,8 @@ def _parked(contents: Contents, queues: dict[bytes, QueueState]) -> Iterator[str
     """Check that each parking lot's queue exists, and that each record of a parked message points to a message in the lot."""
     for key in queues:
         lot = layout.queue_of(key)
-        found = origin(lot.topic)
-        if found is not None and layout.queue_key(lot._replace(topic=found[1])) not in queues:
+        parked_by = origin(lot.topic)
+        if parked_by is not None and layout.queue_key(lot._replace(topic=parked_by[1])) not in queues:
             yield f"queue {lot} is the parking lot of a queue that does not exist"
     copies = dict[tuple[MessageQueue, int], str]()
     for key, value in contents.scan("parked"):

@@ -82,9 +82,9 @@ def collect_now(store: Store, clock: Clock) -> int:
     """Delete the garbage, and return the number of deleted files. Raises StoreError PERMISSION or IO."""
     with store.errors_mapped("delete segments"):
         with store.read() as txn:
-            unused = [found for found in map(parse_name, store.segments.names()) if found and not _used(txn, found)]
+            unused = [segment for segment in map(parse_name, store.segments.names()) if segment and not _used(txn, segment)]
         replaced = _replaced(store, clock.instant(), unused)
-        return sum(_delete(store, clock, found, replaced) for found in unused)
+        return sum(_delete(store, clock, segment, replaced) for segment in unused)
 
 
 def can_be_published(header: Header, now: Instant, latest: int | None) -> bool:
@@ -106,36 +106,36 @@ def _due(store: Store) -> bool:
     return True
 
 
-def _used(txn: Transaction, found: SegmentName) -> bool:
-    return found.complete and txn.get("segments", found.segment) is not None
+def _used(txn: Transaction, segment: SegmentName) -> bool:
+    return segment.complete and txn.get("segments", segment.segment) is not None
 
 
 def _replaced(store: Store, now: Instant, unused: Iterable[SegmentName]) -> set[SegmentName]:
     """Return the segments whose run has been followed by `KEPT_RUNS` other runs of the same batch."""
     batches: dict[tuple[bytes, int], dict[str, list[tuple[float, SegmentName]]]] = {}
-    for found in unused:
+    for segment in unused:
         # A file that cannot be read, or has been deleted since, counts for no run.
         with contextlib.suppress(OSError):
-            header = _own_header(store, found, store.segments.header(found.name))
-            if found.complete and header is not None and header.sink is not None and can_be_published(header, now, None):
-                batches.setdefault((header.sink, header.batch), {}).setdefault(header.run, []).append((header.since, found))
+            header = _own_header(store, segment, store.segments.header(segment.name))
+            if segment.complete and header is not None and header.sink is not None and can_be_published(header, now, None):
+                batches.setdefault((header.sink, header.batch), {}).setdefault(header.run, []).append((header.since, segment))
     # A run counts from its first segment, because a task that outlives its driver may write later than the tasks of the next run.
-    return {found for runs in batches.values() for run in sorted(runs.values(), key=min)[:-KEPT_RUNS] for _, found in run}
+    return {segment for runs in batches.values() for run in sorted(runs.values(), key=min)[:-KEPT_RUNS] for _, segment in run}
 
 
-def _own_header(store: Store, found: SegmentName, header: Header | None) -> Header | None:
+def _own_header(store: Store, segment: SegmentName, header: Header | None) -> Header | None:
     """Return the header of a file that this store wrote under this name, None for any other file."""
-    ours = header is not None and header.store_id == store.segments.store_id and bytes.fromhex(header.token) == found.segment
+    ours = header is not None and header.store_id == store.segments.store_id and bytes.fromhex(header.token) == segment.segment
     return header if ours else None
 
 
-def _delete(store: Store, clock: Clock, found: SegmentName, replaced: Container[SegmentName]) -> bool:
+def _delete(store: Store, clock: Clock, segment: SegmentName, replaced: Container[SegmentName]) -> bool:
     """Delete a file that looked unused, if it is garbage. Return whether it was deleted.
 
     The file's lock is tried inside the transaction and without waiting. Otherwise a writer that holds a transaction and waits for the
     file's lock could cause a deadlock.
     """
-    path = store.segments.folder / found.name
+    path = store.segments.folder / segment.name
     with store.write() as txn, contextlib.ExitStack() as stack:
         try:
             descriptor = stack.enter_context(without_owner(path))
@@ -143,19 +143,19 @@ def _delete(store: Store, clock: Clock, found: SegmentName, replaced: Container[
         except OSError:
             # The file's writer is alive or has deleted it, or the file cannot be read. The collection continues with other files.
             return False
-        if _used(txn, found) or not (found in replaced or _is_garbage(txn, store, clock, found, head, age)):
+        if _used(txn, segment) or not (segment in replaced or _is_garbage(txn, store, clock, segment, head, age)):
             return False
-        store.segments.remove(found.name)
+        store.segments.remove(segment.name)
         return True
 
 
-def _is_garbage(txn: Transaction, store: Store, clock: Clock, found: SegmentName, head: bytes, age: float) -> bool:
+def _is_garbage(txn: Transaction, store: Store, clock: Clock, segment: SegmentName, head: bytes, age: float) -> bool:
     if was_begun(head):
-        return not found.complete and age > INTERVAL
-    header = _own_header(store, found, Header.unpack(head))
+        return not segment.complete and age > INTERVAL
+    header = _own_header(store, segment, Header.unpack(head))
     if header is None:
         return False
-    if not found.complete:
+    if not segment.complete:
         return True
     last = None if header.sink is None else txn.last("batches", header.sink)
     latest = None if last is None else layout.to_number(last[-8:])

@@ -221,9 +221,9 @@ def _oldest(
     waiting: list[tuple[int, MessageQueue, int, Chunk, Iterator[tuple[int, Chunk]]]] = []
 
     def push(queue: MessageQueue, rest: Iterator[tuple[int, Chunk]]) -> None:
-        found = next(rest, None)
-        if found is not None:
-            heapq.heappush(waiting, (found[1].last_stored, queue, *found, rest))
+        entry = next(rest, None)
+        if entry is not None:
+            heapq.heappush(waiting, (entry[1].last_stored, queue, *entry, rest))
 
     for queue, at in states.items():
         push(queue, chunks(txn, queue, at, at.min_offset))

@@ -70,14 +70,14 @@ def rows_at(txn: Transaction, queue: MessageQueue, offsets: Sequence[int], colum
     """Return the messages at the sorted ``offsets``, with ``columns``. Each chunk is read once. Raises the errors of `rows_between`."""
     topic, at = topic_of(txn, queue.topic), index.state(txn, queue)
     _require_there(queue, at, offsets[0], offsets[-1] + 1)
-    found, done = [], 0
+    batches, done = [], 0
     while done < len(offsets):
         first, chunk = index.holding(txn, queue, offsets[done])
         end = bisect.bisect_left(offsets, first + chunk.rows, done)
         whole = _whole(txn, topic, queue, first, chunk, columns)
-        found.append(whole.take(pa.array([offset - first for offset in offsets[done:end]], pa.int64())))
+        batches.append(whole.take(pa.array([offset - first for offset in offsets[done:end]], pa.int64())))
         done = end
-    return concat_batches(found)
+    return concat_batches(batches)
 
 
 def _require_there(queue: MessageQueue, at: layout.QueueState, begin: int, end: int) -> None:

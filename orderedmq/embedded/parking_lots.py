@@ -74,12 +74,12 @@ def _copied(txn: Transaction, puts: Sequence[Put]) -> pa.RecordBatch:
     places: dict[MessageQueue, dict[int, int]] = {}
     for number, one in enumerate(puts):
         places.setdefault(one.source, {})[one.at] = number
-    found, order = [], []
+    batches, order = [], []
     for source, numbers in places.items():
-        found.append(rows_at(txn, source, sorted(numbers), SOURCE_COLUMNS))
+        batches.append(rows_at(txn, source, sorted(numbers), SOURCE_COLUMNS))
         order += [numbers[at] for at in sorted(numbers)]
     behind = sorted(range(len(order)), key=order.__getitem__)
-    return concat_batches(found).take(pa.array(behind, pa.int64()))
+    return concat_batches(batches).take(pa.array(behind, pa.int64()))
 
 
 def order(txn: Transaction, group: str, queue: MessageQueue, orders: Sequence[Order], now: int) -> None:
@@ -118,10 +118,10 @@ def count(txn: Transaction, lot: MessageQueue, at: int | None) -> int:
     if not exists(txn, lot):
         return 0
     bounds = index.state(txn, lot)
-    found = Lot(max(bounds.min_offset, at or 0))
-    for rows in rows_between(txn, lot, found.begin, bounds.max_offset, LOT_COLUMNS):
-        found.add(rows)
-    return found.messages
+    parked = Lot(max(bounds.min_offset, at or 0))
+    for rows in rows_between(txn, lot, parked.begin, bounds.max_offset, LOT_COLUMNS):
+        parked.add(rows)
+    return parked.messages
 
 
 def of_group(txn: Transaction, group: str) -> list[TopicInfo]:
@@ -135,4 +135,4 @@ def of_topic(txn: Transaction, topic: str) -> list[TopicInfo]:
 
 def _origins(txn: Transaction) -> list[tuple[str, tuple[str, str]]]:
     names = [key.decode() for key, _ in txn.scan("topics", PARKED_PREFIX.encode())]
-    return [(name, found) for name in names if (found := origin(name)) is not None]
+    return [(name, parked_by) for name in names if (parked_by := origin(name)) is not None]

@@ -187,7 +187,7 @@ def _read(folder: Path, run: SourceRun) -> list[Registration]:
 
 def query_names(store: Path) -> dict[str, str]:
     """Return the Spark names of queries by client id, for queries that have a name and a registration."""
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for path in _files(store):
         try:
             record = _record(path)
@@ -195,8 +195,8 @@ def query_names(store: Path) -> dict[str, str]:
             continue
         # A damaged or incomplete file is skipped.
         if record is not None and record["token"] is not None and record["query"][1] is not None:
-            found[record["token"][2]] = record["query"][1]
-    return found
+            names[record["token"][2]] = record["query"][1]
+    return names
 
 
 def _files(store: Path) -> Iterator[Path]:

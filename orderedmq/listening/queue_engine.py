@@ -242,9 +242,9 @@ class QueueEngine(Engine):
     def _commit(self, last: Batch, status: OutcomeStatus) -> list[Outcome]:
         """Return outcomes with SUCCESS for all taken batches, and one with ``status`` for ``last``."""
         self._held -= len(last.messages)
-        found = [*(_outcome(batch, "SUCCESS") for batch in self._taken), _outcome(last, status)]
+        outcomes = [*(_outcome(batch, "SUCCESS") for batch in self._taken), _outcome(last, status)]
         self._taken.clear()
-        return found
+        return outcomes
 
     def _finish(self) -> Done:
         """End the range. Raises ListenerError UNCOMMITTED if messages are taken and not committed."""

@@ -218,10 +218,10 @@ def restore(rows: pa.RecordBatch, queue: MessageQueue, lot: Lot) -> tuple[pa.Rec
     tickets: list[tuple[int, Ticket]] = []
     properties: list[list[tuple[str, str]]] = []
     for number, (place, key, items) in enumerate(zip(at, keys, rows.column("properties").to_pylist(), strict=True)):
-        found = dict(items)
-        if PARKED_ORDER in found:
+        named = dict(items)
+        if PARKED_ORDER in named:
             continue
-        own = Ticket.from_properties(found)
+        own = Ticket.from_properties(named)
         ticket = lot.ticket(place, lane_key(key, own.offset, own.alone), own)
         if ticket is None:
             continue
@@ -256,11 +256,11 @@ def _places_in_lot(rows: pa.RecordBatch) -> list[int]:
 
 def _alone(rows: pa.RecordBatch) -> list[bool]:
     """Return for each row whether a listener without order parked it, so that newer messages of its key do not wait for it."""
-    found: list[bool] = pc.map_lookup(rows.column("properties"), PARKED_ALONE, "first").is_valid().to_pylist()
-    return found
+    alone: list[bool] = pc.map_lookup(rows.column("properties"), PARKED_ALONE, "first").is_valid().to_pylist()
+    return alone
 
 
 def _numbers(rows: pa.RecordBatch, name: str, default: int) -> list[int]:
-    found = pc.map_lookup(rows.column("properties"), name, "first").cast(pa.int64())
-    out: list[int] = pc.fill_null(found, default).to_pylist()
+    numbers = pc.map_lookup(rows.column("properties"), name, "first").cast(pa.int64())
+    out: list[int] = pc.fill_null(numbers, default).to_pylist()
     return out

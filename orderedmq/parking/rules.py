@@ -98,8 +98,8 @@ def parked_queue(group: str, queue: MessageQueue) -> MessageQueue:
 
 def leader_of(group: str, queue: MessageQueue) -> MessageQueue:
     """Return the queue whose parking lot in ``group`` is ``queue``, or ``queue`` itself if it is not a parking lot of the group."""
-    found = origin(queue.topic)
-    return queue._replace(topic=found[1]) if found is not None and found[0] == group else queue
+    parked_by = origin(queue.topic)
+    return queue._replace(topic=parked_by[1]) if parked_by is not None and parked_by[0] == group else queue
 
 
 def guarding(token: LockToken) -> LockToken:

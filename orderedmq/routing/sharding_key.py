@@ -109,10 +109,10 @@ class _Strings:
 
     def not_ascii(self) -> npt.NDArray[np.intp]:
         """Return the numbers of the rows that have a byte above 127."""
-        found = np.zeros(len(self.lengths), dtype=np.bool_)
+        mask = np.zeros(len(self.lengths), dtype=np.bool_)
         for rows, words in () if self.ascii else self.words:
-            found[rows] |= (words & _HIGH_BITS) != 0
-        return np.flatnonzero(found)
+            mask[rows] |= (words & _HIGH_BITS) != 0
+        return np.flatnonzero(mask)
 
 
 def _fold(words: Words, unit: int) -> npt.NDArray[np.uint32]:
@@ -327,9 +327,9 @@ def check_lines(keys: pa.Array, kind: KeyType, lines: Sequence[int]) -> None:
     """Check the keys (strings) of input lines. Raises MessageError BAD_KEY, which names the line, for a key that ``kind`` cannot hold."""
     if kind == "text":
         return
-    found = _numbers(keys, kind)
-    if isinstance(found, int):
-        raise _bad(f"line {lines[found]} of the input", keys[found].as_py(), kind)
+    numbers = _numbers(keys, kind)
+    if isinstance(numbers, int):
+        raise _bad(f"line {lines[numbers]} of the input", keys[numbers].as_py(), kind)
 
 
 def _bad(where: str, key: str, kind: Literal["int", "long"]) -> MessageError:

@@ -80,26 +80,26 @@ def _make(java: Java, home: Path, folder: Path) -> Path:
     with (folder / "archive.lock").open("w") as lock, tempfile.TemporaryDirectory(dir=folder, prefix=".archive-") as scratch:
         fcntl.flock(lock, fcntl.LOCK_EX)
         # Another process may have made the archive during the wait for the lock. A second one would replace a file that programs use.
-        found = fitting_archive(java, home)
-        if found is not None:
-            return found
-        made = Path(scratch, "classes.jsa")
-        options = f"{_base(java, folder)} {BRIEF} {_option('ArchiveClassesAtExit', made)}"
+        fitting = fitting_archive(java, home)
+        if fitting is not None:
+            return fitting
+        archive_file = Path(scratch, "classes.jsa")
+        options = f"{_base(java, folder)} {BRIEF} {_option('ArchiveClassesAtExit', archive_file)}"
         done = subprocess.run(
             [sys.executable, "-m", "orderedmq.startup.training", scratch],
             env=os.environ | {"SPARK_HOME": str(home), "SPARK_SUBMIT_OPTS": options},
             stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
         )  # fmt: skip
-        if done.returncode or not made.exists():
+        if done.returncode or not archive_file.exists():
             said = [line for line in f"{done.stdout}\n{done.stderr}".splitlines() if re.search("Error|Exception|error", line)]
             why = said[-1][:300] if said else "it gave no reason"
             raise _none(java, f"{why}. Check whether a Spark session starts here, and whether the disk of {folder} is full")
-        with made.open("rb") as written:
+        with archive_file.open("rb") as written:
             os.fsync(written.fileno())
-        archive = folder / archive_name(java, home, made.stat().st_size)
+        archive = folder / archive_name(java, home, archive_file.stat().st_size)
         for older in folder.glob(archive_name(java, home, "*")):
             older.unlink()
-        os.replace(made, archive)
+        os.replace(archive_file, archive)
     return archive
 
 
@@ -121,9 +121,9 @@ def archive_name(java: Java, home: Path, size: int | str) -> str:
 
 def _find(java: Java, home: Path) -> Path | None:
     folder = cached(".")
-    found = [] if folder is None else folder.glob(archive_name(java, home, "*"))
+    archives = [] if folder is None else folder.glob(archive_name(java, home, "*"))
     try:
-        return next((path for path in found if path.name == archive_name(java, home, path.stat().st_size)), None)
+        return next((path for path in archives if path.name == archive_name(java, home, path.stat().st_size)), None)
     except FileNotFoundError:  # another process is replacing it
         return None
 

@@ -126,11 +126,11 @@ def _use_archive(java: Java, home: Path, options: dict[str, Any]) -> None:
     named = (given, *(str(options.get(f"spark.driver.{kind}JavaOptions", "")) for kind in ("default", "extra")))
     if any(word in text for word in _SHARING for text in named):
         return
-    found = archive_options(java, home)
-    if found is None:
+    java_options = archive_options(java, home)
+    if java_options is None:
         log.info("there is no archive of Spark's classes for this Java and this Spark. Run orderedmq spark prepare to make one")
     else:
-        os.environ["SPARK_SUBMIT_OPTS"] = f"{given} {found}".strip()
+        os.environ["SPARK_SUBMIT_OPTS"] = f"{given} {java_options}".strip()
 
 
 #: Folders that are not linked. ``python`` is left out because it has the zip files.

@@ -99,5 +99,5 @@ def name_of(function: Any) -> str:
     """Return the name of a function or of the function in a partial, or the class name of another object."""
     while isinstance(function, functools.partial):
         function = function.func
-    found = getattr(function, "__qualname__", None) or type(function).__qualname__
-    return str(found)
+    name = getattr(function, "__qualname__", None) or type(function).__qualname__
+    return str(name)

@@ -124,24 +124,24 @@ def _signal(pid: int, which: signal.Signals) -> None:
 def _family(pid: int) -> set[int]:
     """Return a process and all its descendants."""
     parents = _processes()
-    found = {pid}
-    while more := {child for child, parent in parents.items() if parent in found} - found:
-        found |= more
-    return found & parents.keys()
+    family = {pid}
+    while more := {child for child, parent in parents.items() if parent in family} - family:
+        family |= more
+    return family & parents.keys()
 
 
 def _processes() -> dict[int, int]:
     """Return the parent of each process of this machine. Leaves out zombies, which have ended."""
     if Path("/proc/self/stat").exists():
-        found = {}
+        parents = {}
         for entry in os.scandir("/proc"):
             if entry.name.isdigit():
                 with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                     # The name of the program is in parentheses, and may contain spaces and parentheses.
                     state, parent = Path(entry.path, "stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
                     if state not in "ZX":
-                        found[int(entry.name)] = int(parent)
-        return found
+                        parents[int(entry.name)] = int(parent)
+        return parents
     listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,stat="], capture_output=True, text=True, check=True).stdout
     rows = (line.split(None, 2) for line in listed.splitlines())
     return {int(pid): int(parent) for pid, parent, state in rows if not state.startswith("Z")}

@@ -42,7 +42,7 @@ def checkpoint_of(query: Query) -> str:
 
 def writer_of(query: Query, spark: SparkSession | None, options: dict[str, str]) -> DataStreamWriter:
     """Return the writer of a query. Raises QueryTestError NOT_A_QUERY."""
-    found: Any = query
+    result: Any = query
     if not is_writer(query):
         if not callable(query):
             raise QueryTestError(
@@ -53,12 +53,12 @@ def writer_of(query: Query, spark: SparkSession | None, options: dict[str, str])
                 QueryTestCondition.NOT_A_QUERY,
                 f"{name_of(query)} needs a session. Pass one as the next argument, such as the fixture orderedmq_spark",
             )
-        found = query(spark, dict(options))
-    if not is_writer(found):
-        if hasattr(found, "awaitTermination"):
-            found.stop()
-        raise QueryTestError(QueryTestCondition.NOT_A_QUERY, f"{name_of(query)} returned {type(found).__name__}. {_REMEDY}")
-    writer: DataStreamWriter = found
+        result = query(spark, dict(options))
+    if not is_writer(result):
+        if hasattr(result, "awaitTermination"):
+            result.stop()
+        raise QueryTestError(QueryTestCondition.NOT_A_QUERY, f"{name_of(query)} returned {type(result).__name__}. {_REMEDY}")
+    writer: DataStreamWriter = result
     return writer
 
 
@@ -66,8 +66,8 @@ def pickled(query: Query) -> bytes:
     """Return a query's function pickled, for another process."""
     from pyspark import cloudpickle
 
-    made: bytes = cloudpickle.dumps(query)  # type: ignore[no-untyped-call]
-    return made
+    data: bytes = cloudpickle.dumps(query)  # type: ignore[no-untyped-call]
+    return data
 
 
 def start(writer: DataStreamWriter, checkpoint: Path) -> StreamingQuery:

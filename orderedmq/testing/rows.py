@@ -31,16 +31,16 @@ _GIVEN: Final = {
 
 def batches(rows: Sequence[Row], where: str) -> list[pa.RecordBatch]:
     """Return rows as record batches, in their order. ``where``: the target, for errors. Raises SchemaError."""
-    found: list[pa.RecordBatch] = []
+    checked: list[pa.RecordBatch] = []
     single: list[Mapping[str, Any]] = []
     for number, row in enumerate(rows):
         if isinstance(row, pa.RecordBatch | pa.Table):
-            found += _columns(single, where)
+            checked += _columns(single, where)
             single = []
-            found += row.to_batches() if isinstance(row, pa.Table) else [row]
+            checked += row.to_batches() if isinstance(row, pa.Table) else [row]
         else:
             single.append(_named(row, f"row {number} for {where}"))
-    return found + _columns(single, where)
+    return checked + _columns(single, where)
 
 
 def _named(row: Any, where: str) -> Mapping[str, Any]:

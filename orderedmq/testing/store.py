@@ -81,11 +81,11 @@ class TemporaryStore:
         for `Producer.send`), or a table or record batch of pyarrow. A body is text, bytes, or a dict or list, which becomes JSON.
         The key None means no key. Raises SchemaError, MessageError, TopicError.
         """
-        found = batches(rows, f"topic {topic!r}")
+        messages = batches(rows, f"topic {topic!r}")
         if topic not in self._topics():
             self.broker.admin.create_topic(topic, queues)
         producer = Producer(self.broker.log, topic)
-        for batch in found:
+        for batch in messages:
             producer.send(batch)
 
     def messages(self, topic: str) -> list[dict[str, Any]]:
@@ -107,10 +107,10 @@ class TemporaryStore:
 
         Raises the errors of `messages`.
         """
-        found: dict[str | None, list[str]] = {}
+        bodies: dict[str | None, list[str]] = {}
         for message in self.messages(topic):
-            found.setdefault(message["sharding_key"], []).append(text_of(message["body"]))
-        return found
+            bodies.setdefault(message["sharding_key"], []).append(text_of(message["body"]))
+        return bodies
 
     def run_to_end(
         self, query: Query, spark: SparkSession | None = None, *, checkpoint: str | None = None, timeout: float = 120
@@ -181,8 +181,8 @@ class TemporaryStore:
         """
         folder = self.folder / "failed"
         folder.mkdir(exist_ok=True)
-        made: F = failures.failing(function, folder, per_key=per_key, after=after)
-        return made
+        failing: F = failures.failing(function, folder, per_key=per_key, after=after)
+        return failing
 
     def assert_same(
         self,
@@ -210,9 +210,9 @@ class TemporaryStore:
         log = self.broker.log
         # Read the ends of ``actual`` first, so that a message that arrives between the two reads is reported as lost, never as unexpected.
         second = side(actual, "actual", log, id_field, columns)
-        found = difference(side(expected, "expected", log, id_field, columns), second)
-        if found is not None:
-            raise AssertionError(found)
+        report = difference(side(expected, "expected", log, id_field, columns), second)
+        if report is not None:
+            raise AssertionError(report)
 
     def _topics(self) -> set[str]:
         try:
@@ -260,8 +260,8 @@ def side(given: Given, name: str, log: Log, id_field: str | None, columns: dict[
 
 def difference(expected: Side, actual: Side) -> str | None:
     """Return a report, or None if ``actual`` has exactly the messages of ``expected``, each once and in the order of its key."""
-    found = audit(expected, actual)
-    return None if found.ok else told(found)
+    report = audit(expected, actual)
+    return None if report.ok else told(report)
 
 
 def told(found: Audit) -> str:

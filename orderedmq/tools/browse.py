@@ -81,12 +81,12 @@ def last_of(log: Log, bounds: dict[MessageQueue, QueueBounds], most: int) -> lis
 def by_arrival(rows: Iterable[Row]) -> list[Row]:
     """Return messages of several queues in the order of their arrival. Those of one queue are given in order, and stay in order."""
     latest: dict[MessageQueue, int] = {}
-    found: list[tuple[Arrival, Row]] = []
+    rows_by_arrival: list[tuple[Arrival, Row]] = []
     for row in rows:
         queue = MessageQueue(row["topic"], row["broker_name"], row["queue_id"])
         latest[queue] = max(latest.get(queue, 0), row["store_timestamp"])
-        found.append((Arrival(latest[queue], queue, row["queue_offset"]), row))
-    return [row for _, row in sorted(found, key=itemgetter(0))]
+        rows_by_arrival.append((Arrival(latest[queue], queue, row["queue_offset"]), row))
+    return [row for _, row in sorted(rows_by_arrival, key=itemgetter(0))]
 
 
 def search(

@@ -166,19 +166,19 @@ def letter_queues(broker: Broker, group: str, chosen: LetterFilter = LetterFilte
             raise
         broker.admin.group_offsets(group)
         return []
-    found = at_broker(every, chosen.at_broker)
+    queues = at_broker(every, chosen.at_broker)
     if chosen.offsets:
-        require_one_broker(found)
-    return found
+        require_one_broker(queues)
+    return queues
 
 
 def at_broker(queues: Sequence[MessageQueue], name: str | None) -> list[MessageQueue]:
     """Return the dead-letter queues at the broker ``name``, or all if it is None. Raises OptionError INVALID if the broker has none."""
-    found = [queue for queue in queues if name in (None, queue.broker_name)]
-    if queues and not found:
+    chosen = [queue for queue in queues if name in (None, queue.broker_name)]
+    if queues and not chosen:
         names = ", ".join(queue.broker_name for queue in queues)
         raise OptionError(OptionCondition.INVALID, f"broker {name!r} has no queue of {queues[0].topic}. Name one of {names}")
-    return found
+    return chosen
 
 
 def require_one_broker(queues: Sequence[MessageQueue]) -> None:
@@ -208,31 +208,31 @@ def find(log: Log, queue: MessageQueue, chosen: LetterFilter, begin: int, end: i
         end = min(end, begin + limit)
     for span in chosen.spans(log, queue, begin, end):
         for piece in read(log, queue, *span):
-            found = [letter for letter in piece if chosen.passes(letter)][:limit]
-            yield found
-            limit -= len(found)
+            letters = [letter for letter in piece if chosen.passes(letter)][:limit]
+            yield letters
+            limit -= len(letters)
             if not limit:
                 return
 
 
 def _letter(queue: MessageQueue, row: dict[str, Any]) -> DeadLetter:
-    found = dict(row["properties"] or ())
-    topic, number = found.get(noted.REAL_TOPIC), _number(found.get(noted.REAL_QUEUE))
+    properties = dict(row["properties"] or ())
+    topic, number = properties.get(noted.REAL_TOPIC), _number(properties.get(noted.REAL_QUEUE))
     known = topic is not None and number is not None
     return DeadLetter(
         queue=queue,
         offset=row["queue_offset"],
-        origin=MessageQueue(topic or "", found.get(noted.ORIGIN_BROKER, ""), number or 0) if known else None,
-        origin_offset=_number(found.get(noted.ORIGIN_OFFSET)),
+        origin=MessageQueue(topic or "", properties.get(noted.ORIGIN_BROKER, ""), number or 0) if known else None,
+        origin_offset=_number(properties.get(noted.ORIGIN_OFFSET)),
         body=row["body"],
         tags=row["tags"],
         keys=row["keys"],
         sharding_key=row["sharding_key"],
-        error=found.get(noted.ERROR) or None,
-        retries=_number(found.get(noted.RECONSUME_TIME)),
-        message_id=found.get(noted.ORIGIN_MESSAGE_ID),
+        error=properties.get(noted.ERROR) or None,
+        retries=_number(properties.get(noted.RECONSUME_TIME)),
+        message_id=properties.get(noted.ORIGIN_MESSAGE_ID),
         stored=row["store_timestamp"],
-        properties={name: value for name, value in found.items() if name not in NOTED},
+        properties={name: value for name, value in properties.items() if name not in NOTED},
     )
 
 

@@ -55,14 +55,14 @@ def group_queues(broker: Broker, group: str, also: Iterable[MessageQueue] = ()) 
     offsets = own_offsets(broker, group)
     locks = {lock.queue: lock for lock in broker.admin.locks(group)}
     bounds = broker.log.bounds(sorted(offsets.keys() | locks.keys() | set(also)))
-    found = []
+    states = []
     for queue, at in bounds.items():
         offset, lock = offsets.get(queue), locks.get(queue)
         # Messages that retention has deleted do not count as lag, because they can no longer be processed.
         following = max(at.min_offset if offset is None else offset, at.min_offset)
         held = lock if lock is not None and lock.held else None
-        found.append(GroupQueue(group, queue, offset, at.min_offset, at.max_offset, max(0, at.max_offset - following), held))
-    return found
+        states.append(GroupQueue(group, queue, offset, at.min_offset, at.max_offset, max(0, at.max_offset - following), held))
+    return states
 
 
 def own_offsets(broker: Broker, group: str) -> dict[MessageQueue, int]:

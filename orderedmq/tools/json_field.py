@@ -50,8 +50,8 @@ def values(objects: pa.Array, path: str) -> pa.Array:
             # A name that is not UTF-8 (UnicodeEncodeError) can be a field only with an escape such as "\\udcff".
             with contextlib.suppress(pa.ArrowInvalid, _NotAligned, UnicodeEncodeError):
                 return _parsed(texts, names, kind)
-    found = [_text(row, _find(_object(row, text), names)) for row, text in enumerate(texts.to_pylist())]
-    return pa.array(found, pa.string())
+    texts_of_rows = [_text(row, _find(_object(row, text), names)) for row, text in enumerate(texts.to_pylist())]
+    return pa.array(texts_of_rows, pa.string())
 
 
 def _all_closed(texts: pa.Array) -> bool:

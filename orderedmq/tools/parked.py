@@ -40,19 +40,19 @@ class LotReader:
 
     def look(self, group: str) -> dict[MessageQueue, Lot]:
         """Return the group's lots that are not empty, by the queue whose messages they contain. Raises the errors of `pulls`."""
-        found: dict[MessageQueue, Lot] = {}
+        lots: dict[MessageQueue, Lot] = {}
         parked = [queue for topic in self._topics(group) for queue in self._queues(topic)]
         for attempt in range(_TRIES):
             try:
-                found = dict(self._read(group, parked))
+                lots = dict(self._read(group, parked))
                 break
             except (DataLossError, TopicError):
                 # The owner may have moved the group's offset since it was read, and the broker may have deleted the messages before it.
                 # Or the lot itself was deleted.
                 if attempt == _TRIES - 1:
                     raise
-        self._lots = {place: lot for place, lot in self._lots.items() if place[0] != group or place[1] in found}
-        return {leader_of(group, queue): lot for queue, lot in found.items()}
+        self._lots = {place: lot for place, lot in self._lots.items() if place[0] != group or place[1] in lots}
+        return {leader_of(group, queue): lot for queue, lot in lots.items()}
 
     def _topics(self, group: str) -> list[str]:
         now = time.monotonic()
@@ -133,10 +133,10 @@ def due_in(due: int | None, now: float) -> float | None:
 
 def parked_keys(broker: Broker, group: str) -> list[ParkedKey]:
     """Return the group's parked keys, by queue and in the order in which they were parked. Raises GroupError MISSING."""
-    found = LotReader(broker).look(group)
-    if not found:
+    lots = LotReader(broker).look(group)
+    if not lots:
         broker.admin.group_offsets(group)
-    return [key for queue in sorted(found) for key in _keys(broker, group, queue, found[queue])]
+    return [key for queue in sorted(lots) for key in _keys(broker, group, queue, lots[queue])]
 
 
 def _keys(broker: Broker, group: str, queue: MessageQueue, lot: Lot) -> list[ParkedKey]:
@@ -180,7 +180,7 @@ def chosen(
         )
     if everything:
         return [one for one in parked if one.state != "dropped"]
-    found: list[ParkedKey] = []
+    keys_chosen: list[ParkedKey] = []
     for key in dict.fromkeys(keys):
         those = [one for one in parked if one.key == key]
         _require(group, those, f"messages of key {key!r}", "were")
@@ -190,7 +190,7 @@ def chosen(
                 TopicCondition.AMBIGUOUS,
                 f"messages of key {key!r} are parked from several topics. Give --topic with {_one_of(topics)}",
             )
-        found += those
+        keys_chosen += those
     for offset in dict.fromkeys(offsets):
         those = [one for one in parked if (one.key is None or one.ticket.alone) and one.offset == offset]
         _require(group, those, f"message without a key at offset {offset}", "was")
@@ -200,8 +200,8 @@ def chosen(
                 f"messages without a key are parked from offset {offset} of {len(those)} queues. Give --topic with "
                 f"{_one_of([str(one.queue) for one in those])}",
             )
-        found += those
-    return found
+        keys_chosen += those
+    return keys_chosen
 
 
 def _require(group: str, those: Sequence[ParkedKey], what: str, was: str) -> None:

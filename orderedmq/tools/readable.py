@@ -22,7 +22,7 @@ _LONE_RETURN: Final = re.compile(r"\r(?!\n)")
 def _escapes() -> dict[int, str]:
     """Return the escape of each control character. Carriage returns are left out, because only lone ones are escaped."""
     every = "".join(map(chr, range(1 << 16)))
-    return {ord(found): repr(found)[1:-1] for found in re.findall(f"[{_OBEYED}]", every)}
+    return {ord(character): repr(character)[1:-1] for character in re.findall(f"[{_OBEYED}]", every)}
 
 
 def escaped(text: str) -> str:

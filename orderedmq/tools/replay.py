@@ -201,11 +201,11 @@ class _Replay:
         left = self.limit
         for token, span, upto in ((token, span, upto) for token, spans, upto in parts for span in spans):
             for letters in read(self.broker.log, token.queue, *span):
-                found = [letter for letter in letters if self.chosen.matches(letter)]
+                chosen = [letter for letter in letters if self.chosen.matches(letter)]
                 if not self.chosen.offsets:
-                    found = [letter for letter in found if not self.chosen.replayed(letter, upto)]
-                sent = [letter for letter in found if self.chosen.passes(letter)]
-                held = [letter for letter in found if self.chosen.quarantined is False and self.chosen.holds(letter)]
+                    chosen = [letter for letter in chosen if not self.chosen.replayed(letter, upto)]
+                sent = [letter for letter in chosen if self.chosen.passes(letter)]
+                held = [letter for letter in chosen if self.chosen.quarantined is False and self.chosen.holds(letter)]
                 if left is not None and len(sent) >= left:
                     sent = sent[:left]
                     end = sent[-1].offset + 1

@@ -174,8 +174,8 @@ def queues_to_seek(
 
 def refuse_lot(group: str, topic: str) -> None:
     """Raise TopicError RESERVED if the topic contains the group's own parking lots."""
-    found = origin(topic)
-    if found is not None and found[0] == group:
+    parked_by = origin(topic)
+    if parked_by is not None and parked_by[0] == group:
         raise is_parking_lot(topic, group)
 
 

@@ -79,8 +79,8 @@ class Rules:
         """Whether a request comes from a logged-in user, or no login is needed."""
         if self.token is None:
             return True
-        found = Request({"type": "http", "headers": headers.raw}).cookies.get(_COOKIE, "")
-        return hmac.compare_digest(found.encode(), self.cookie.encode())
+        cookie = Request({"type": "http", "headers": headers.raw}).cookies.get(_COOKIE, "")
+        return hmac.compare_digest(cookie.encode(), self.cookie.encode())
 
     def may_scrape(self, headers: Headers) -> bool:
         """Whether a request may read the metrics."""

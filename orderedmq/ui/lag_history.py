@@ -46,18 +46,18 @@ class LagHistory:
             self._steps.pop()
         if not self._steps or self._steps[-1][0] < number:
             self._steps.append((number, array("q"), [0]))
-        _, found, total = self._steps[-1]
+        _, current, total = self._steps[-1]
         for queue, lag in lags.items():
             place = self._places.setdefault(queue, len(self._places))
-            if place >= len(found):
-                found.extend([_UNKNOWN] * (place + 1 - len(found)))
-            found[place] = max(found[place], lag)
+            if place >= len(current):
+                current.extend([_UNKNOWN] * (place + 1 - len(current)))
+            current[place] = max(current[place], lag)
         total[0] = max(total[0], sum(lags.values()))
 
     def of(self, now: float, queue: MessageQueue) -> Series:
         """Return the history of one queue up to ``now``."""
         place = self._places.get(queue, -1)
-        return self._series(now, {number: found[place] for number, found, _ in tuple(self._steps) if 0 <= place < len(found)})
+        return self._series(now, {number: lags[place] for number, lags, _ in tuple(self._steps) if 0 <= place < len(lags)})
 
     def total(self, now: float) -> Series:
         """Return the history of all queues together up to ``now``."""
@@ -66,8 +66,8 @@ class LagHistory:
     @staticmethod
     def _series(now: float, lags: Mapping[int, int]) -> Series:
         last = int(now // STEP)
-        found = (lags.get(number, _UNKNOWN) for number in range(last - STEPS + 1, last + 1))
-        return [None if lag == _UNKNOWN else lag for lag in found]
+        series = (lags.get(number, _UNKNOWN) for number in range(last - STEPS + 1, last + 1))
+        return [None if lag == _UNKNOWN else lag for lag in series]
 
 
 @dataclass(frozen=True)

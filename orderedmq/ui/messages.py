@@ -144,31 +144,31 @@ def _of_queue(log: Log, asked: _Asked, queue: MessageQueue) -> dict[str, Any]:
 def _searched(log: Log, asked: _Asked, queues: Sequence[MessageQueue]) -> dict[str, Any]:
     until = time.monotonic() + PATIENCE
     since = asked.after if asked.after is not None else _since(asked.time)
-    found = search(log, queues, asked.key or None, since, ROWS, lambda: time.monotonic() < until)
+    result = search(log, queues, asked.key or None, since, ROWS, lambda: time.monotonic() < until)
     what = f"Messages of key {asked.key!r}" if asked.key else "Messages"
     where = f"queue {asked.queue}" if asked.queue else f"all {len(queues)} queues" if len(queues) > 1 else "the queue"
     return {
-        "rows": found.rows,
+        "rows": result.rows,
         "what": f"{what} in {where}, in the order of arrival",
-        "later": _later(asked, found),
-        "note_of_search": _note(found),
+        "later": _later(asked, result),
+        "note_of_search": _note(result),
     }
 
 
-def _later(asked: _Asked, found: Found) -> str | None:
-    if found.next is None:
+def _later(asked: _Asked, result: Found) -> str | None:
+    if result.next is None:
         return None
-    place, queue = found.next, found.next.queue
+    place, queue = result.next, result.next.queue
     chosen = {} if asked.queue is None else {"broker": asked.queue.broker_name, "queue": asked.queue.queue_id}
     where = {"after": place.stored, "at_broker": queue.broker_name, "at_queue": queue.queue_id, "at_offset": place.offset}
     return topic_url(queue.topic, "/messages", **chosen, key=asked.key, **where)
 
 
-def _note(found: Found) -> str:
-    said = f"{found.searched:,} messages were searched"
-    if found.next is None:
+def _note(result: Found) -> str:
+    said = f"{result.searched:,} messages were searched"
+    if result.next is None:
         return f"{said}, up to the end."
-    if len(found.rows) == ROWS:
+    if len(result.rows) == ROWS:
         return f"{said}. There may be more results."
-    when = datetime.fromtimestamp(found.next.stored / 1e6, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    when = datetime.fromtimestamp(result.next.stored / 1e6, UTC).strftime("%Y-%m-%d %H:%M:%S")
     return f"{said} in {PATIENCE:.0f} s, up to {when} UTC. Later messages were not searched yet."

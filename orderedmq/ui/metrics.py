@@ -117,22 +117,22 @@ class BrokerCollector(Collector):
 
     def metrics(self, last: Looked | None) -> Iterator[Metric]:
         """Yield the metrics of a result, or only the exporter's own metrics if ``last`` is None or has no result."""
-        found = last.found if last is not None else None
-        yield _family(UP, [MetricSample({}, float(found is not None))])
+        state = last.found if last is not None else None
+        yield _family(UP, [MetricSample({}, float(state is not None))])
         counts = sorted(self._failures.items())
         yield _family(FAILURES, [MetricSample({"condition": condition}, count) for condition, count in counts])
-        if last is not None and found is not None:
+        if last is not None and state is not None:
             now = time.time()
             yield _family(LOOK_SECONDS, [MetricSample({}, last.seconds)])
-            yield _family(LOOK_TIME, [MetricSample({}, found.when)])
-            for kind, some in samples(found, now).items():
+            yield _family(LOOK_TIME, [MetricSample({}, state.when)])
+            for kind, some in samples(state, now).items():
                 yield _family(kind, some)
 
     def _look(self) -> None:
         before, begun = self._last, time.monotonic()
         try:
             look = self._watches().everything()
-            found = look.get()
+            state = look.get()
         except OrderedMQError as error:
             if error is not self._counted:
                 self._counted = error
@@ -147,12 +147,12 @@ class BrokerCollector(Collector):
         if before is not None and before.found is None:
             self._say("the broker can be reached again")
         ended = time.monotonic()
-        if before is not None and before.found is found:
+        if before is not None and before.found is state:
             # The next read was not due yet, so the previous result is still valid.
             self._last = replace(before, when=ended)
             return
-        self._failures.update(error.condition for error in found.refused.values())
-        self._last = Looked(ended, ended - begun, found, look)
+        self._failures.update(error.condition for error in state.refused.values())
+        self._last = Looked(ended, ended - begun, state, look)
 
 
 class Metrics:
@@ -305,12 +305,12 @@ METRICS: Final = (
 
 def samples(look: BrokerNow, now: float) -> dict[MetricKind, list[MetricSample]]:
     """Return the samples of all groups in ``look``. Ages are computed at ``now`` (seconds since 1970)."""
-    found: dict[MetricKind, list[MetricSample]] = {kind: [] for kind in METRICS if "group" in kind.labels}
+    samples_by_kind: dict[MetricKind, list[MetricSample]] = {kind: [] for kind in METRICS if "group" in kind.labels}
     for group in look.groups:
         every = (_of_group(group), _of_topics(group, now), _of_queues(group, look, now))
         for kind, sample in (one for some in every for one in some):
-            found[kind].append(sample)
-    return found
+            samples_by_kind[kind].append(sample)
+    return samples_by_kind
 
 
 def _of_group(group: GroupNow) -> Iterator[tuple[MetricKind, MetricSample]]:

@@ -63,14 +63,14 @@ class Pages:
     def group(self, request: Request) -> tuple[Rendering, dict[str, Any]]:
         name, first = request.path_params["group"], number_of(request, "first")
         look, lags = self._site.watches.group(name)
-        made = self._site.live(look, "group.html", lambda now: _of_group(now, lags, first), name, first)
-        return made, {"title": name, "at": "groups"}
+        rendering = self._site.live(look, "group.html", lambda now: _of_group(now, lags, first), name, first)
+        return rendering, {"title": name, "at": "groups"}
 
     def parked(self, request: Request) -> tuple[Rendering, dict[str, Any]]:
         name, first = request.path_params["group"], number_of(request, "first") or 0
         look = self._site.watches.parked(name)
-        made = self._site.live(look, "parked.html", lambda now: _of_parked(name, now, first), name, first)
-        return made, {"title": f"Parked in {name}", "at": "groups"}
+        rendering = self._site.live(look, "parked.html", lambda now: _of_parked(name, now, first), name, first)
+        return rendering, {"title": f"Parked in {name}", "at": "groups"}
 
     # -- topics
 
@@ -153,17 +153,17 @@ def _of_topics(topics: Sequence[TopicNow]) -> dict[str, Any]:
 
 
 def _of_topic(now: tuple[float, TopicInfo, list[QueueInfo]], first: int) -> dict[str, Any]:
-    when, topic, found = now
-    oldest = min((one.first_timestamp for one in found if one.first_timestamp is not None), default=None)
+    when, topic, details = now
+    oldest = min((one.first_timestamp for one in details if one.first_timestamp is not None), default=None)
     return {
         "topic": topic,
         "when": when,
-        "queues": found[first : first + ROWS],
-        "count": len(found),
+        "queues": details[first : first + ROWS],
+        "count": len(details),
         "first": first,
         "rows": ROWS,
-        "messages": sum(one.bounds.max_offset - one.bounds.min_offset for one in found),
-        "stored_bytes": sum(one.stored_bytes for one in found),
+        "messages": sum(one.bounds.max_offset - one.bounds.min_offset for one in details),
+        "stored_bytes": sum(one.stored_bytes for one in details),
         "oldest": oldest,
-        "most": max((one.bounds.max_offset - one.bounds.min_offset for one in found), default=0),
+        "most": max((one.bounds.max_offset - one.bounds.min_offset for one in details), default=0),
     }

@@ -23,7 +23,7 @@ MOST_BODY: Final = 1 << 18
 
 def environment(shared: Mapping[str, Any]) -> Environment:
     """Return the environment of all templates. Every template can use the names in ``shared``."""
-    made = Environment(
+    jinja = Environment(
         loader=FileSystemLoader(HERE / "templates"),
         autoescape=True,
         undefined=StrictUndefined,
@@ -31,7 +31,7 @@ def environment(shared: Mapping[str, Any]) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters.update(
+    jinja.filters.update(
         number=number,
         size=size,
         duration=duration,
@@ -45,8 +45,10 @@ def environment(shared: Mapping[str, Any]) -> Environment:
         small_chart=lag_history.small,
         large_chart=lag_history.large,
     )
-    made.globals.update(shared, topic_url=topic_url, group_url=group_url, messages_url=messages_url, until=until, now=time.time)
-    return made
+    jinja.globals.update(
+        shared, topic_url=topic_url, group_url=group_url, messages_url=messages_url, until=until, now=time.time
+    )
+    return jinja
 
 
 def _finalize(value: Any) -> Any:

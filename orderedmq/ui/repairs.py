@@ -264,14 +264,14 @@ def _chosen(broker: Broker, group: str, wanted: Sequence[str]) -> list[ParkedKey
     """Return the parked keys with these identities. Raises GroupError NOT_PARKED for a key that is no longer parked."""
     there = parked_keys(broker, group)
     known = {identity(one): one for one in there}
-    found: list[ParkedKey] = []
+    keys_chosen: list[ParkedKey] = []
     for name in dict.fromkeys(wanted):
         *_, kind, key = name.split("/", 4) if name.count("/") >= 4 else ("k", name)
         offset = whole_number(key) if kind == "o" else None
         # Only the key is encoded: the name of a topic may contain what looks like an encoded character.
         keys, offsets = ([unquote(key)], []) if offset is None else ([], [offset])
-        found += chosen(group, [known[name]] if name in known else [], keys, offsets, False)
-    return found
+        keys_chosen += chosen(group, [known[name]] if name in known else [], keys, offsets, False)
+    return keys_chosen
 
 
 def _conditions(given: Mapping[str, str]) -> dict[str, str]:

@@ -60,23 +60,23 @@ class Site:
 
     def live(self, look: SharedLook[T], template: str, view: Callable[[T], dict[str, Any]], *key: Any) -> Rendering:
         """Return the result of ``look``, rendered once for all viewers of the same ``key``. Raises the errors of `SharedLook.get`."""
-        found = look.get()
+        state = look.get()
         place = (template, *key)
         with self._guard:
             known = self._rendered.get(place)
-        if known is not None and known[0] is found:
+        if known is not None and known[0] is state:
             return Rendering(known[1].text, known[1].tag, look.due_in)
         spent = time.thread_time()
-        text = self._templates.get_template(template).render(view(found))
+        text = self._templates.get_template(template).render(view(state))
         tag = f'"{blake2b(text.encode(), digest_size=12).hexdigest()}"'
         look.spend(time.thread_time() - spent)
-        made = Rendering(text, tag, look.due_in)
+        rendering = Rendering(text, tag, look.due_in)
         with self._guard:
-            self._rendered[place] = found, made
+            self._rendered[place] = state, rendering
             self._rendered.move_to_end(place)
             while len(self._rendered) > _MOST:
                 self._rendered.popitem(last=False)
-        return made
+        return rendering
 
     def live_page(self, request: Request, title: str, rendering: Rendering, **names: Any) -> Response:
         """Return the page around a live part. The script fetches this part again from the same address below /live."""

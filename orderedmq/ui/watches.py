@@ -227,12 +227,12 @@ class Watches:
 
     def _kept(self, kind: str, name: str, look: Callable[[], T]) -> SharedLook[T]:
         """Return the `SharedLook` of this kind and name. Create it if it does not exist. The caller must hold the guard."""
-        found = self._looks.get((kind, name))
-        if found is None:
+        shared = self._looks.get((kind, name))
+        if shared is None:
             self._forget()
-            found = self._looks[kind, name] = SharedLook(look, self._broker.log.change)
-        found.asked = time.monotonic()
-        return found
+            shared = self._looks[kind, name] = SharedLook(look, self._broker.log.change)
+        shared.asked = time.monotonic()
+        return shared
 
     def _forget(self) -> None:
         """Drop watches that were not used recently, and the least recently used if there are too many: requests can name any topic."""
@@ -246,10 +246,10 @@ class Watches:
     def _look_at_everything(self) -> BrokerNow:
         names = [name for name in self._broker.admin.groups() if name != REPLAY_GROUP]
         self._exported = len(names)
-        found, refused = [], {}
+        groups, refused = [], {}
         for name in names:
             try:
-                found.append(self.group(name)[0].get())
+                groups.append(self.group(name)[0].get())
             except (GroupError, TopicError, DataLossError, RocketMQError) as error:
                 if error.retriable:
                     # The broker cannot be reached. Asking for the other groups would fail after the same wait.
@@ -257,10 +257,10 @@ class Watches:
                 # A group that was deleted a moment ago does not count as a failure.
                 if error.sub != GroupCondition.MISSING:
                     refused[name] = error
-        states = [one.state for group in found for one in group.queues]
+        states = [one.state for group in groups for one in group.queues]
         stored = self._times.look(time.monotonic(), states)
         kept_for = self._broker.admin.kept_for({one.queue.topic for one in states})
-        return BrokerNow(time.time(), found, stored, kept_for, refused)
+        return BrokerNow(time.time(), groups, stored, kept_for, refused)
 
     def _look_at_groups(self) -> list[GroupNow]:
         return list(self._each_group(self._broker.admin.groups()))
@@ -278,15 +278,15 @@ class Watches:
             yield GroupNow(name, time.time(), queues, dead_letters.count(self._broker, name))
 
     def _look_at_topics(self) -> list[TopicNow]:
-        found = []
+        topics = []
         for topic in self._broker.log.topics():
             try:
                 bounds = self._broker.log.bounds(self._broker.log.queues(topic.name)).values()
             except TopicError:
                 # The topic was deleted a moment ago.
                 continue
-            found.append(TopicNow(topic, sum(at.max_offset - at.min_offset for at in bounds)))
-        return found
+            topics.append(TopicNow(topic, sum(at.max_offset - at.min_offset for at in bounds)))
+        return topics
 
 
 #: Maximum number of messages that one call of `StoreTimes.look` requests.

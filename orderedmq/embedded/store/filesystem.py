@@ -120,15 +120,15 @@ def make_folder(path: Path) -> None:
     the system counts a name whose sync has failed as written. For the same reason, a process that finds the folder waits until the
     process that made it has synced its name.
     """
-    made = [folder for folder in (path, *path.parents) if not folder.exists()]
+    new = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     with locked(path):
         try:
-            for folder in made:
+            for folder in new:
                 sync_folder(folder.parent)
         except OSError:
             with contextlib.suppress(OSError):
-                for folder in made:
+                for folder in new:
                     folder.rmdir()
             raise
 

@@ -82,10 +82,10 @@ class Transaction:
 
     def _walk(self, database: str, begin: bytes, includes: Callable[[bytes], bool]) -> Iterator[tuple[bytes, bytes]]:
         cursor = self._txn.cursor(db=self._handles[database])
-        found = cursor.set_range(begin)
+        is_there = cursor.set_range(begin)
         self._require_before(database, begin)
         last = None
-        if found:
+        if is_there:
             for key, value in cursor:
                 last = self._require_after(last, database, key)
                 within = includes(key)
@@ -119,9 +119,9 @@ class Transaction:
         cursor = self._txn.cursor(db=self._handles[database])
         last = None
         if cursor.set_range(key):
-            for found, value in cursor:
-                last = self._require_after(last, database, found)
-                yield found, self._opened(database, found, value)
+            for at, value in cursor:
+                last = self._require_after(last, database, at)
+                yield at, self._opened(database, at, value)
 
     def take_number(self, name: str) -> int:
         """Return the next number of a sequence that is kept in ``meta``."""
