@@ -31,8 +31,8 @@ from bench.throughput import COLUMNS, KEYED
 from ordered_source.columns import full_schema
 from ordered_source.stream_reader import StreamReader
 from orderedmq.broker import Broker, Log, PullSettings
-from orderedmq.endpoint import Endpoint
 from orderedmq.model import DEFAULT_COLUMNS, MessageQueue
+from orderedmq.options.source import SourceOptions
 from orderedmq.rocketmq.net.client import Client
 
 MANY: Final = 64
@@ -456,6 +456,6 @@ def memory(bench: Bench) -> list[Figure]:
 def read_all(address: str, topic: str, rows: int) -> None:
     """Read a queue and print the peak of RSS, in KiB. Runs in a separate process."""
     with orderedmq.connect(namesrv_addr=address) as broker:
-        partition = whole_queue(broker, Endpoint(namesrv_addr=address), topic, rows)
-    read_away(partition)
+        partition = whole_queue(broker, topic, rows)
+    read_away(partition, SourceOptions(namesrv_addr=address))
     print(status("VmHWM"))

@@ -24,8 +24,8 @@ from bench.one_task import CHUNK, read_away, whole_queue
 from ordered_source.columns import full_schema
 from ordered_source.stream_reader import StreamReader
 from orderedmq.broker import Broker, SinkBatch
-from orderedmq.endpoint import Endpoint
 from orderedmq.model import DEFAULT_COLUMNS, MessageQueue
+from orderedmq.options.source import SourceOptions
 from orderedmq.ownership.lock import LockToken
 from orderedmq.tools.producer import Producer
 
@@ -282,7 +282,7 @@ def memory(bench: Bench) -> list[Figure]:
 def read_all(path: str, rows: int) -> None:
     """Read a queue, and print in KiB the RSS before, its peak, and the file pages at the end. Runs in a separate process."""
     with orderedmq.connect(path) as broker:
-        partition = whole_queue(broker, Endpoint(path), "t", rows)
+        partition = whole_queue(broker, "t", rows)
     before = status("VmRSS")
-    read_away(partition)
+    read_away(partition, SourceOptions(path=path))
     print(before, status("VmHWM"), status("RssFile"))

@@ -44,20 +44,7 @@ class BatchReader(DataSourceReader):
             spans = self._spans(broker, plan.queues_of(broker, topics))
             identity = broker.identity
         out: list[InputPartition] = [
-            QueuePartition(
-                options.endpoint,
-                identity,
-                queue,
-                span.begin,
-                span.end,
-                None,
-                anchors[queue.topic],
-                options.fail_on_data_loss,
-                options.pull_batch_size,
-                streaming=False,
-                matching=options.matching,
-                pull_settings=options.pull_settings,
-            )
+            QueuePartition(identity, queue, span.begin, span.end, None, anchors[queue.topic], streaming=False)
             for queue, span in spans.items()
             if span.messages
         ]
@@ -122,7 +109,7 @@ class BatchReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, QueuePartition):
             return iter(())
-        return partition_reader.read(partition, self.columns, arrow_schema(self.schema))
+        return partition_reader.read(partition, self.options, self.columns, arrow_schema(self.schema))
 
 
 def _is_explicit(starting: StartingOffsets, queue: MessageQueue) -> bool:

@@ -16,12 +16,12 @@ from pyspark.sql.datasource import InputPartition
 from ordered_source import data_loss
 from ordered_source.columns import LOCK_TOKEN, TICKET, TICKET_TYPE, conform
 from ordered_source.read_context import LotPlan, ReadContext
-from orderedmq.broker import DEFAULT_PULL, Broker, Log, PullSettings
+from orderedmq.broker import Broker, Log
 from orderedmq.conditions import DataLossCondition, TopicCondition
 from orderedmq.connections import kept
-from orderedmq.endpoint import Endpoint
 from orderedmq.errors import DataLossError, TopicError, lost, queue_deleted, recreated, topic_deleted
 from orderedmq.model import MessageQueue, OffsetRange
+from orderedmq.options.source import SourceOptions
 from orderedmq.ownership.lock import LockToken
 from orderedmq.ownership.micro_batch import run_of
 from orderedmq.parking.lot import RESTORE_COLUMNS, Lot, restore
@@ -43,85 +43,75 @@ class LotSpan:
     """The range [``begin``, ``end``) of a parking lot that a task reads before its range of the queue.
 
     The range is empty if the batch does not read the lot; ``begin`` is then the group's offset in the lot. ``token`` is the token of the
-    lot (`parking.rules.companion`). No more keys are parked once the lot has ``room`` messages.
+    lot (`parking.rules.companion`).
     """
 
     queue: MessageQueue
     begin: int
     end: int
     token: LockToken
-    room: int
-
-    def plan(self, q_begin: int) -> LotPlan:
-        """Return the plan that a row's lock_token contains, for a range of the queue that begins at ``q_begin``."""
-        return LotPlan(q_begin, self.begin, self.end, self.room)
 
 
 @dataclass
 class QueuePartition(InputPartition):
-    """One range of one queue, with everything that an executor needs to read it.
+    """One range of one queue. An executor reads it with the options of the reader.
 
     ``token`` is None without a group. ``streaming``: the range is part of a micro-batch, whose run is registered with the
     broker. ``lot``: the range of the queue's parking lot, which is read first, or None without the option parkingLot.
-    ``retry_topic``: whether messages that a listener could not process go to the group's retry topic, which the query reads.
     """
 
-    endpoint: Endpoint
     identity: str
     queue: MessageQueue
     begin: int
     end: int
     token: LockToken | None
     anchor: str
-    fail_on_data_loss: bool
-    pull_batch_size: int
     streaming: bool
-    matching: Filter | None = None
-    pull_settings: PullSettings = DEFAULT_PULL
     lot: LotSpan | None = None
-    retry_topic: bool = False
 
 
-def read(partition: QueuePartition, columns: tuple[str, ...], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def read(
+    partition: QueuePartition, options: SourceOptions, columns: tuple[str, ...], schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
     """Yield the rows of the parking lot, then the rows of the queue.
 
     Raises LockError LOST, DataLossError, StoreError OTHER_MACHINE or CORRUPT.
     """
-    broker = kept(partition.endpoint, partition.identity)
+    broker = kept(options.endpoint, partition.identity)
     try:
-        _check(broker, partition)
+        _check(broker, partition, options)
     except (DataLossError, TopicError) as error:
-        _skip_loss(broker, partition, partition.begin, error)
+        _skip_loss(broker, partition, options.fail_on_data_loss, partition.begin, error)
         return
     pulled = tuple(name for name in columns if name not in _OWN) or ("queue_offset",)
     lot = partition.lot
-    text = _context(partition)
+    text = _context(partition, options)
     context = TaskContext.get()
     run = run_of(context.getLocalProperty) if partition.streaming and context is not None else None
     if run is not None and broker.capabilities.atomic_publish:
         broker.outbox.register(run, partition.queue, OffsetRange(partition.begin, partition.end), partition.token)
         if lot is not None and lot.begin < lot.end:
             broker.outbox.register(run, lot.queue, OffsetRange(lot.begin, lot.end), lot.token)
-    source = broker.log.reading(partition.pull_settings)
+    source = broker.log.reading(options.pull_settings)
     checked = time.monotonic()
     if lot is not None and text is not None:
-        for rows in _read_lot(source, lot, partition.queue, columns, text, partition.pull_batch_size, PULL_BYTES):
+        for rows in _read_lot(source, lot, partition.queue, columns, text, options.pull_batch_size, PULL_BYTES):
             yield conform(rows, schema)
-            checked = _check_again(broker, partition, checked)
+            checked = _check_again(broker, partition, options, checked)
     position = partition.begin
     while position < partition.end:
-        wanted = min(partition.pull_batch_size, partition.end - position)
+        wanted = min(options.pull_batch_size, partition.end - position)
         try:
-            batch, after = _pull(source, partition, position, wanted, pulled)
+            batch, after = _pull(source, partition, options.matching, position, wanted, pulled)
             if after == position:
                 raise data_loss.queue_ended(partition.queue, position, partition.end, source.tail_loss)
         except (DataLossError, TopicError) as error:
-            position = _skip_loss(broker, partition, position, error)
+            position = _skip_loss(broker, partition, options.fail_on_data_loss, position, error)
             continue
         if batch.num_rows:
             yield conform(_with_own(batch, columns, text), schema)
         position = after
-        checked = _check_again(broker, partition, checked)
+        checked = _check_again(broker, partition, options, checked)
 
 
 def _read_lot(
@@ -150,23 +140,24 @@ def _read_lot(
 
 
 def _pull(
-    source: Log, partition: QueuePartition, offset: int, most: int, columns: tuple[str, ...]
+    source: Log, partition: QueuePartition, matching: Filter | None, offset: int, most: int, columns: tuple[str, ...]
 ) -> tuple[pa.RecordBatch, int]:
     """Return the next rows, and the offset after them."""
     queue, anchor = partition.queue, partition.anchor
-    if partition.matching is not None:
-        return source.pull_matching(queue, offset, most, PULL_BYTES, columns, partition.matching, anchor)
+    if matching is not None:
+        return source.pull_matching(queue, offset, most, PULL_BYTES, columns, matching, anchor)
     batch = source.pull(queue, offset, most, PULL_BYTES, columns, anchor, partition.end)
     return batch, offset + batch.num_rows
 
 
-def _context(partition: QueuePartition) -> str | None:
+def _context(partition: QueuePartition, options: SourceOptions) -> str | None:
     """Return the lock_token of the partition's rows, or None without a group."""
     if partition.token is None:
         return None
-    plan = None if partition.lot is None else partition.lot.plan(partition.begin)
-    stored_in = partition.queue.topic if partition.retry_topic else None
-    return ReadContext.of(partition.endpoint, partition.identity, partition.token, plan, stored_in).to_text()
+    lot = partition.lot
+    plan = None if lot is None else LotPlan(partition.begin, lot.begin, lot.end, options.parking_lot_max_messages)
+    stored_in = partition.queue.topic if options.retry_topic else None
+    return ReadContext.of(options.endpoint, partition.identity, partition.token, plan, stored_in).to_text()
 
 
 def _with_own(batch: pa.RecordBatch, columns: tuple[str, ...], text: str | None) -> pa.RecordBatch:
@@ -179,35 +170,35 @@ def _with_own(batch: pa.RecordBatch, columns: tuple[str, ...], text: str | None)
     )
 
 
-def _check(broker: Broker, partition: QueuePartition) -> None:
+def _check(broker: Broker, partition: QueuePartition, options: SourceOptions) -> None:
     """Raise LockError LOST if the lock was lost, or DataLossError or TopicError if it was deleted with its topic."""
     token, topic = partition.token, partition.queue.topic
     if token is None or broker.groups.check(token):
         return
-    if broker.log.reading(partition.pull_settings).is_another(topic, partition.anchor):
+    if broker.log.reading(options.pull_settings).is_another(topic, partition.anchor):
         raise recreated(topic)
     raise lost(token.group, token.queue, token.epoch, "while a task read it, and another query may own it now")
 
 
-def _check_again(broker: Broker, partition: QueuePartition, checked: float) -> float:
+def _check_again(broker: Broker, partition: QueuePartition, options: SourceOptions, checked: float) -> float:
     """Check the lock if the last check was more than CHECK_INTERVAL ago. Return the time of the last check."""
     if time.monotonic() - checked <= CHECK_INTERVAL:
         return checked
     # If the topic was deleted, the next pull fails.
     with contextlib.suppress(DataLossError, TopicError):
-        _check(broker, partition)
+        _check(broker, partition, options)
     return time.monotonic()
 
 
-def _skip_loss(broker: Broker, partition: QueuePartition, position: int, error: DataLossError | TopicError) -> int:
-    """Log a warning and return the offset after the lost messages. Raises the error unless the user accepts the loss."""
+def _skip_loss(broker: Broker, partition: QueuePartition, fail: bool, position: int, error: DataLossError | TopicError) -> int:
+    """Log a warning and return the offset after the lost messages. Raises the error if ``fail``."""
     queue = partition.queue
     if isinstance(error, TopicError):
         if error.sub == TopicCondition.NO_SUCH_QUEUE:
             error = queue_deleted(queue, f"messages from {position} were about to be read")
         else:
             error = topic_deleted(queue.topic, f"messages from {position} of queue {queue} were about to be read")
-    if partition.fail_on_data_loss:
+    if fail:
         raise error
     after = partition.end
     if error.sub == DataLossCondition.UNREADABLE and error.behind is not None:

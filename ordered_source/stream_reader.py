@@ -249,27 +249,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 # The batch was logged by a run without parking lots, or the lot was deleted after the batch was logged.
                 at = run.session.offsets([parked.queue]).get(parked.queue, 0)
             of_lot = spans.get(parked.queue, OffsetRange(at, at))
-            lot = LotSpan(parked.queue, of_lot.begin, of_lot.end, parked, self.options.parking_lot_max_messages)
-        return QueuePartition(
-            self.options.endpoint,
-            broker.identity,
-            queue,
-            span.begin,
-            span.end,
-            token,
-            until.topics.get(queue.topic, ""),
-            self.options.fail_on_data_loss,
-            self.options.pull_batch_size,
-            streaming=True,
-            matching=self.options.matching,
-            pull_settings=self.options.pull_settings,
-            lot=lot,
-            retry_topic=self.options.retry_topic,
-        )
+            lot = LotSpan(parked.queue, of_lot.begin, of_lot.end, parked)
+        anchor = until.topics.get(queue.topic, "")
+        return QueuePartition(broker.identity, queue, span.begin, span.end, token, anchor, streaming=True, lot=lot)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, QueuePartition)
-        return partition_reader.read(partition, self.columns, arrow_schema(self.schema))
+        return partition_reader.read(partition, self.options, self.columns, arrow_schema(self.schema))
 
     def commit(self, end: dict[str, Any]) -> None:
         """Do nothing, because Spark calls this after the next latestOffset, which implies the commit."""

@@ -23,9 +23,9 @@ from ordered_source.partition_reader import QueuePartition
 from orderedmq.broker import Broker
 from orderedmq.embedded.check import check
 from orderedmq.embedded.store import transaction
-from orderedmq.endpoint import Endpoint
 from orderedmq.errors import LockError, SinkError
 from orderedmq.model import MessageQueue
+from orderedmq.options.source import SourceOptions
 from orderedmq.ownership.lock import LockToken
 from orderedmq.ownership.micro_batch import BATCH, QUERY, RUN, SourceRun
 from tests import checker
@@ -93,11 +93,12 @@ class Rig:
 
     def rows(self, partition: int, begin: int, end: int, token: LockToken | None) -> Iterator[pa.RecordBatch]:
         queue = self.source[partition]
-        where = (Endpoint(self.path), self.broker.identity, queue, begin, end, token, self.broker.log.topic("in").incarnation)
-        part = QueuePartition(*where, fail_on_data_loss=True, pull_batch_size=5, streaming=True)
+        where = (self.broker.identity, queue, begin, end, token, self.broker.log.topic("in").incarnation)
+        part = QueuePartition(*where, streaming=True)
+        options = SourceOptions(path=self.path, pull_batch_size=5)
         columns = ("body", "sharding_key", "queue_offset")
         schema = pa.schema([("body", pa.binary()), ("sharding_key", pa.string()), ("queue_offset", pa.int64())])
-        for batch in task_module.read(part, columns, schema):
+        for batch in task_module.read(part, options, columns, schema):
             origins = [f"{queue}:{place}" for place in batch.column("queue_offset").to_pylist()]
             yield pa.RecordBatch.from_arrays([batch.column(0), batch.column(1), pa.array(origins)], names=list(COLUMNS))
 

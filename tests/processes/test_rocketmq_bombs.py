@@ -181,13 +181,13 @@ def test_a_task_continues_after_messages_that_are_unreadable_or_missing(caplog: 
     """A queue's minimum offset may be far below the missing messages. A task that continued there would never end."""
     bounds = {QUEUE: SimpleNamespace(min_offset=2, max_offset=90)}
     broker: Any = SimpleNamespace(log=SimpleNamespace(bounds=lambda queues: bounds))
-    partition: Any = SimpleNamespace(queue=QUEUE, end=80, fail_on_data_loss=False)
-    assert partition_reader._skip_loss(broker, partition, 5, unreadable(QUEUE, 5, "why")) == 6
+    partition: Any = SimpleNamespace(queue=QUEUE, end=80)
+    assert partition_reader._skip_loss(broker, partition, False, 5, unreadable(QUEUE, 5, "why")) == 6
     assert "1 messages of queue T/a/0 are lost, from 5 to 5" in caplog.text
-    assert partition_reader._skip_loss(broker, partition, 10, aged_out(QUEUE, 10, 30)) == 30
-    assert partition_reader._skip_loss(broker, partition, 10, aged_out(QUEUE, 10, 85)) == 80
+    assert partition_reader._skip_loss(broker, partition, False, 10, aged_out(QUEUE, 10, 30)) == 30
+    assert partition_reader._skip_loss(broker, partition, False, 10, aged_out(QUEUE, 10, 85)) == 80
     bounds[QUEUE].min_offset = 40
-    assert partition_reader._skip_loss(broker, partition, 10, aged_out(QUEUE, 10, 30)) == 40
+    assert partition_reader._skip_loss(broker, partition, False, 10, aged_out(QUEUE, 10, 30)) == 40
 
 
 # -- brokers that never end their answers

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from ordered_source.listener.settled import Settled
 from ordered_source.partition_reader import LotSpan
+from ordered_source.read_context import LotPlan
 from orderedmq.errors import StoreError
 from orderedmq.listening.engine import (
     Batch,
@@ -137,14 +138,15 @@ class KeyTask(Task):
         run: Run,
         span: OffsetRange,
         token: LockToken,
-        settings: OrderPerKey,
+        keys: Keys,
         lot: LotSpan,
         around: Around,
         *,
         staged: bool,
     ) -> None:
         super().__init__(world, sink, run, span, token, staged=staged)
-        self.settings = settings
+        self.settings = keys.settings
+        self.room = keys.room
         self.lot = lot
         self.around = around
         self.batch = run.query, run.batch
@@ -210,7 +212,9 @@ class KeyTask(Task):
         end = lots.end(lot.queue)
         if lot.end < end:
             behind.add(lots.pull(lot.queue, lot.end, end))
-        self.settled = Settled(behind, lot.plan(self.span.begin), set(self.world.letters.get(self.token.queue, ())))
+        self.settled = Settled(
+            behind, LotPlan(self.span.begin, lot.begin, lot.end, self.room), set(self.world.letters.get(self.token.queue, ()))
+        )
         self.behind = set(behind.places)
         view = self.settled.view()
         reached["repeated after parking"] += bool(view.attempted)

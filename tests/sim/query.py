@@ -208,8 +208,7 @@ class Query:
         if kind.keys is not None:
             assert lot is not None
             assert self.around is not None
-            settings = kind.keys.settings
-            return KeyTask(self.world, self.sink, self.run, span, token, settings, lot, self.around, staged=kind.atomic)
+            return KeyTask(self.world, self.sink, self.run, span, token, kind.keys, lot, self.around, staged=kind.atomic)
         if not kind.listener:
             return Task(self.world, self.sink, self.run, span, token, staged=kind.atomic)
         auto, staged = kind.auto_commit, kind.atomic

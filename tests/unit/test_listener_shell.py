@@ -34,12 +34,12 @@ from orderedmq import pulls
 from orderedmq.conditions import DataLossCondition, StoreCondition
 from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.embedded.groups import EmbeddedGroups
-from orderedmq.endpoint import Endpoint
 from orderedmq.errors import DataLossError, LockError, MessageError, OptionError, SchemaError, StoreError
 from orderedmq.listening.concurrent_engine import ConcurrentSettings
 from orderedmq.listening.key_engine import OrderPerKey
 from orderedmq.listening.queue_engine import OrderPerQueue
 from orderedmq.model import MAX_BODY_BYTES, MAX_KEY_BYTES, MessageQueue
+from orderedmq.options.source import SourceOptions
 from orderedmq.parking.lot import Lot
 from orderedmq.parking.rules import Order, companion, parked_queue
 from orderedmq.schema import MESSAGE_SCHEMA
@@ -83,12 +83,13 @@ class Rig:
     ) -> Iterator[pa.RecordBatch]:
         """A task's rows: those of the queue from the committed offset on, and those of the lot if it is planned."""
         end, lot_end = self.ends()
-        span = LotSpan(LOT, self.lot_position, lot_end if planned else self.lot_position, companion(self.token), self.room)
-        where = (Endpoint(self.path), self.broker.identity, QUEUE, self.position, end, self.token)
+        span = LotSpan(LOT, self.lot_position, lot_end if planned else self.lot_position, companion(self.token))
+        where = (self.broker.identity, QUEUE, self.position, end, self.token)
         anchor = self.broker.log.topic("orders").incarnation
-        part = QueuePartition(*where, anchor, True, size, streaming=True, lot=span if lot else None)
+        part = QueuePartition(*where, anchor, streaming=True, lot=span if lot else None)
+        options = SourceOptions(path=self.path, pull_batch_size=size, parking_lot=lot, parking_lot_max_messages=self.room)
         schema = pa.schema([pa.field(name, OWN[name]) if name in OWN else MESSAGE_SCHEMA.field(name) for name in columns])
-        yield from partition_reader.read(part, columns, schema)
+        yield from partition_reader.read(part, options, columns, schema)
 
     def task(self, consumer: Consumer, planned: bool = False, **reading: Any) -> Iterator[pa.RecordBatch]:
         return shell.consume(self.read(planned, **reading), consumer, lambda: self.now)

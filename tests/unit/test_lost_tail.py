@@ -15,9 +15,9 @@ from orderedmq import connect
 from orderedmq.broker import Broker, QueueBounds
 from orderedmq.cli import messages
 from orderedmq.demo.result import verify
-from orderedmq.endpoint import Endpoint
 from orderedmq.errors import DataLossError, aged_out
 from orderedmq.model import MessageQueue
+from orderedmq.options.source import SourceOptions
 from orderedmq.pulls import pulls
 from orderedmq.tools import dead_letters
 from orderedmq.tools.audit_sides import TopicSide
@@ -130,14 +130,12 @@ def test_a_task_goes_on_behind_a_hole_that_the_bounds_do_not_tell_of(
         groups, outbox, capabilities = broker.groups, broker.outbox, broker.capabilities
 
     monkeypatch.setattr(partition_reader, "kept", lambda *_: Damaged)
-    endpoint = Endpoint(path="/nowhere")
-    part = QueuePartition(
-        endpoint, "", QUEUE, 0, 10, None, broker.log.topic("orders").incarnation, not accept, 1000, streaming=False
-    )
+    options = SourceOptions(path="/nowhere", fail_on_data_loss=not accept, pull_batch_size=1000)
+    part = QueuePartition("", QUEUE, 0, 10, None, broker.log.topic("orders").incarnation, streaming=False)
     found: list[int] = []
 
     def read() -> None:
-        for batch in partition_reader.read(part, ("queue_offset",), pa.schema([("queue_offset", pa.int64())])):
+        for batch in partition_reader.read(part, options, ("queue_offset",), pa.schema([("queue_offset", pa.int64())])):
             found.extend(batch.column(0).to_pylist())
 
     if accept:

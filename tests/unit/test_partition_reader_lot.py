@@ -19,9 +19,9 @@ from ordered_source.read_context import LotPlan, ReadContext
 from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.embedded.log import EmbeddedLog
 from orderedmq.embedded.outbox import EmbeddedOutbox
-from orderedmq.endpoint import Endpoint
 from orderedmq.errors import LockError
 from orderedmq.model import MessageQueue, OffsetRange
+from orderedmq.options.source import SourceOptions
 from orderedmq.ownership.lock import LockToken
 from orderedmq.ownership.micro_batch import SourceRun
 from orderedmq.parking.lot import SOURCE_COLUMNS, order_rows, to_park
@@ -40,7 +40,9 @@ class Rig:
     """Six messages in QUEUE with alternating keys a and b. The first two, followed by any ``orders``, are in LOT from offset 1 on."""
 
     def __init__(self, path: Path, *orders: Order) -> None:
-        self.path = str(path / "store")
+        self.options = SourceOptions(
+            path=str(path / "store"), consumer_group="g", pull_batch_size=4, parking_lot=True, parking_lot_max_messages=100
+        )
         self.broker = EmbeddedBroker(path / "store")
         for name in ("orders", "lot"):
             self.broker.admin.create_topic(name, 1)
@@ -53,15 +55,14 @@ class Rig:
         for parked in (to_park(sent, puts), *([order_rows(orders)] if orders else ())):
             self.broker.log.append({LOT: parked})
 
-    def part(self, begin: int, end: int, lot: tuple[int, int] | None, **other: Any) -> QueuePartition:
+    def part(self, begin: int, end: int, lot: tuple[int, int]) -> QueuePartition:
         anchor = self.broker.log.topic("orders").incarnation
-        where = (Endpoint(self.path), self.broker.identity, QUEUE, begin, end, self.token, anchor, True, 4)
-        span = None if lot is None else LotSpan(LOT, *lot, replace(self.token, queue=LOT), 100)
-        return QueuePartition(*where, streaming=True, lot=span, **other)
+        span = LotSpan(LOT, *lot, replace(self.token, queue=LOT))
+        return QueuePartition(self.broker.identity, QUEUE, begin, end, self.token, anchor, streaming=True, lot=span)
 
     def read(self, part: QueuePartition, *columns: str) -> list[dict[str, Any]]:
         schema = pa.schema([pa.field(name, OWN[name]) if name in OWN else MESSAGE_SCHEMA.field(name) for name in columns])
-        batches = list(partition_reader.read(part, columns, schema))
+        batches = list(partition_reader.read(part, self.options, columns, schema))
         assert all(batch.schema == schema for batch in batches)
         return [row for batch in batches for row in batch.to_pylist()]
 
@@ -170,7 +171,7 @@ def test_both_ranges_are_registered_before_a_row_is_read(rig: Rig, monkeypatch: 
 
 def test_a_lock_that_is_lost_meanwhile_ends_the_reading_of_a_lot(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partition_reader, "CHECK_INTERVAL", -1.0)
-    batches = partition_reader.read(rig.part(4, 6, (1, 3)), ("body",), pa.schema([MESSAGE_SCHEMA.field("body")]))
+    batches = partition_reader.read(rig.part(4, 6, (1, 3)), rig.options, ("body",), pa.schema([MESSAGE_SCHEMA.field("body")]))
     next(batches)
     rig.broker.admin.release("g", [QUEUE], force=True)
     with pytest.raises(LockError, match="LOST"):
@@ -179,8 +180,8 @@ def test_a_lock_that_is_lost_meanwhile_ends_the_reading_of_a_lot(rig: Rig, monke
 
 def test_a_partition_is_pickled_and_compared_with_its_lot() -> None:
     token = LockToken("g", QUEUE, "me", "client", 7, 5)
-    part = QueuePartition(Endpoint("/s"), "id", QUEUE, 0, 5, token, "", True, 4, True)
+    part = QueuePartition("id", QUEUE, 0, 5, token, "", True)
     assert part.lot is None
     lot = parked_queue("g", QUEUE)
-    with_lot = replace(part, lot=LotSpan(lot, 1, 3, replace(token, queue=lot), 10))
+    with_lot = replace(part, lot=LotSpan(lot, 1, 3, replace(token, queue=lot)))
     assert pickle.loads(pickle.dumps(with_lot)) == with_lot != part
