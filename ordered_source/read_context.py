@@ -8,8 +8,9 @@ keys or a password. It never contains these secrets, because rows may be display
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Final, NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, Final, NamedTuple, get_args, get_type_hints
 
 from orderedmq.broker import Broker
 from orderedmq.conditions import LockCondition, OptionCondition
@@ -23,31 +24,11 @@ from orderedmq.ownership.lock import LockToken
 #: listener unless it knows all the fields.
 VERSION: Final = 1
 _VERSION: Final = "version"
-_TEXTS: Final = (
-    "group",
-    "client_id",
-    "identity",
-    "path",
-    "namesrv_addr",
-    "namespace",
-    "namespace_v2",
-    "stored_in",
-    "credentials_file",
-)
-#: The types of the fields in the JSON, except the version and the nested fields.
-_TYPES: Final[dict[str, type]] = {
-    **dict.fromkeys(_TEXTS, str),
-    "epoch": int,
-    **dict.fromkeys(("account", "key_password", "only_run"), bool),
-}
-_TLS_TYPES: Final[dict[str, type]] = {
-    **dict.fromkeys(("ca_file", "cert_file", "key_file"), str),
-    **dict.fromkeys(("verify", "verify_hostname"), bool),
-}
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
-class LotPlan(NamedTuple):
+@dataclass(frozen=True)
+class LotPlan:
     """What a micro-batch plans for a queue and its parking lot.
 
     ``q_begin``: the first offset that it reads in the queue. [``begin``, ``end``): the offsets that it reads in the parking lot.
@@ -75,9 +56,8 @@ class TaskLock(NamedTuple):
 class ReadContext:
     """The lock under which a task reads a queue, and the address of its broker.
 
-    ``account``: whether the source got an account's keys as options. ``credentials_file``: the file from which it reads them instead.
-    ``tls``: None without TLS. ``key_password``: whether the source decrypts the key of ``tls`` with a password, which ``tls`` omits.
-    ``only_run``: see `LockToken`. ``lot``: None without the option parkingLot.
+    ``endpoint`` has no secrets. ``account``: whether the source got an account's keys as options. ``key_password``: whether the source
+    decrypts the key of TLS with a password. ``only_run``: see `LockToken`. ``lot``: None without the option parkingLot.
     ``stored_in``: the topic that the rows were actually read from if the option retryTopic is set, otherwise None. It is needed because
     the column topic of a message in the retry topic holds the original topic.
     """
@@ -86,17 +66,12 @@ class ReadContext:
     group: str
     client_id: str
     identity: str
-    path: str | None = None
-    namesrv_addr: str | None = None
-    namespace: str | None = None
-    namespace_v2: str | None = None
+    endpoint: Endpoint
     account: bool = False
+    key_password: bool = False
     only_run: bool = False
     lot: LotPlan | None = None
     stored_in: str | None = None
-    credentials_file: str | None = None
-    tls: TlsOptions | None = None
-    key_password: bool = False
 
     @classmethod
     def of(
@@ -104,52 +79,35 @@ class ReadContext:
     ) -> ReadContext:
         """Return the context of a task that reads under ``token``."""
         credentials, tls = endpoint.credentials, endpoint.tls
+        account = isinstance(credentials, Credentials)
+        public = replace(
+            endpoint, credentials=None if account else credentials, tls=None if tls is None else replace(tls, key_password=None)
+        )
+        password = tls is not None and tls.key_password is not None
         return cls(
-            token.epoch,
-            token.group,
-            token.client_id,
-            identity,
-            endpoint.path,
-            endpoint.namesrv_addr,
-            endpoint.namespace,
-            endpoint.namespace_v2,
-            isinstance(credentials, Credentials),
-            token.only_run,
-            lot,
-            stored_in,
-            credentials.path if isinstance(credentials, CredentialsFile) else None,
-            None if tls is None else replace(tls, key_password=None),
-            tls is not None and tls.key_password is not None,
+            token.epoch, token.group, token.client_id, identity, public, account, password, token.only_run, lot, stored_in
         )
 
     def to_text(self) -> str:
         """Return the context as JSON that `from_text` can read. Fields with their default value are omitted."""
-        named = {one.name: getattr(self, one.name) for one in fields(self)}
-        given = {name: value for name, value in named.items() if value is not None and value is not False}
-        if self.lot is not None:
-            given["lot"] = self.lot._asdict()
-        if self.tls is not None:
-            given["tls"] = {name: value for name, value in asdict(self.tls).items() if value is not None}
-        return _ENCODER.encode({_VERSION: VERSION, **given})
+        return _ENCODER.encode({_VERSION: VERSION, **_to_json(self)})
 
     @classmethod
     def from_text(cls, text: str) -> ReadContext:
         """Return the inverse of ``to_text``. Raises LockError MALFORMED for any other text."""
         try:
             given: dict[str, Any] = json.loads(text)
-            version, lot, tls = given.pop(_VERSION), given.pop("lot", None), given.pop("tls", None)
+            version = given.pop(_VERSION)
             if type(version) is int and version != VERSION:
                 raise _malformed(
                     text,
                     f"has version {version}, but this process reads {VERSION}. Use the same version of orderedmq everywhere",
                 )
-            sound = version == VERSION and all(type(value) is _TYPES[name] for name, value in given.items())
-            sound &= lot is None or all(type(number) is int for number in lot.values())
-            sound &= tls is None or all(type(value) is _TLS_TYPES[name] for name, value in tls.items())
-            # Exactly one of these fields gives the address of the broker.
-            sound &= ("path" in given) != ("namesrv_addr" in given)
-            if sound:
-                return cls(**given, lot=None if lot is None else LotPlan(**lot), tls=None if tls is None else TlsOptions(**tls))
+            context: ReadContext = _from_json(cls, given)
+            endpoint = context.endpoint
+            secret = endpoint.tls is not None and endpoint.tls.key_password is not None
+            if version == VERSION and (endpoint.path is None) != (endpoint.namesrv_addr is None) and not secret:
+                return context
         except (ValueError, TypeError, KeyError, AttributeError):
             pass
         raise _malformed(text, "was not written by the source. Leave the column as it was read")
@@ -182,15 +140,43 @@ class ReadContext:
                     f"the source reads queue {queue} with {secret}, but rows do not carry secrets. Also pass it to the listener, with "
                     f"{listener}(..., {remedy})",
                 )
-        if self.path is not None:
-            endpoint = Endpoint(self.path)
-        else:
-            account: Credentials | CredentialsFile | None = credentials
-            if account is None and self.credentials_file is not None:
-                account = CredentialsFile(self.credentials_file)
-            endpoint = Endpoint(None, self.namesrv_addr, account, tls or self.tls, self.namespace, self.namespace_v2)
+        endpoint = self.endpoint
+        if not endpoint.embedded:
+            endpoint = replace(endpoint, credentials=credentials or endpoint.credentials, tls=tls or endpoint.tls)
         token = LockToken(self.group, queue, "", self.client_id, self.epoch, 0, only_run=self.only_run)
         return TaskLock(kept(endpoint, self.identity), token, self.lot)
+
+
+#: The fields that are objects in the JSON.
+_OBJECTS: Final[Mapping[str, type[Any]]] = {
+    "endpoint": Endpoint,
+    "credentials": CredentialsFile,
+    "tls": TlsOptions,
+    "lot": LotPlan,
+}
+_CLASSES: Final[tuple[type[Any], ...]] = (ReadContext, *_OBJECTS.values())
+#: The types of the fields of each class in the JSON.
+_TYPES: Final = {kind: get_type_hints(kind) for kind in _CLASSES}
+
+
+def _to_json(value: Any) -> Any:
+    if not is_dataclass(value):
+        return value
+    named = {field.name: getattr(value, field.name) for field in fields(value) if getattr(value, field.name) != field.default}
+    return {name: _to_json(inner) for name, inner in named.items()}
+
+
+def _from_json(kind: type[Any], given: Mapping[str, Any]) -> Any:
+    """Return the dataclass whose fields are in ``given``. Raises TypeError, KeyError or AttributeError if they do not fit."""
+    values, types = {}, _TYPES[kind]
+    for name, value in given.items():
+        if name in _OBJECTS:
+            values[name] = _from_json(_OBJECTS[name], value)
+        elif value is not None and type(value) in (get_args(types[name]) or (types[name],)):
+            values[name] = value
+        else:
+            raise TypeError(name)
+    return kind(**values)
 
 
 def _malformed(text: str, why: str) -> LockError:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -23,12 +22,9 @@ ACCOUNT = Endpoint(None, "ns:9876", Credentials("key", "secret"))
 
 NUMBERS = st.integers(0, 2**62)
 TLS = st.builds(TlsOptions, *[st.none() | st.text()] * 3, st.none(), st.booleans(), st.booleans())
-PLACES = st.one_of(
-    st.fixed_dictionaries({"path": st.text()}),
-    st.fixed_dictionaries(
-        {"namesrv_addr": st.text(), "account": st.booleans(), "only_run": st.booleans(), "key_password": st.booleans()},
-        optional={"namespace": st.text(), "namespace_v2": st.text(), "credentials_file": st.text(), "tls": TLS},
-    ),
+NAMES = st.none() | st.text()
+ENDPOINTS = st.builds(Endpoint, st.text()) | st.builds(
+    Endpoint, st.none(), st.text(), st.none() | st.builds(CredentialsFile, st.text()), st.none() | TLS, NAMES, NAMES
 )
 
 
@@ -37,14 +33,22 @@ PLACES = st.one_of(
     st.text(),
     st.text(),
     st.text(),
-    PLACES,
+    ENDPOINTS,
+    st.tuples(st.booleans(), st.booleans(), st.booleans()),
     st.none() | st.builds(LotPlan, NUMBERS, NUMBERS, NUMBERS, NUMBERS),
     st.none() | st.text(),
 )
 def test_a_context_comes_back_from_its_text(
-    epoch: int, group: str, client: str, identity: str, place: dict[str, Any], lot: LotPlan | None, stored_in: str | None
+    epoch: int,
+    group: str,
+    client: str,
+    identity: str,
+    endpoint: Endpoint,
+    flags: tuple[bool, bool, bool],
+    lot: LotPlan | None,
+    stored_in: str | None,
 ) -> None:
-    context = ReadContext(epoch, group, client, identity, **place, lot=lot, stored_in=stored_in)
+    context = ReadContext(epoch, group, client, identity, endpoint, *flags, lot, stored_in)
     assert ReadContext.from_text(context.to_text()) == context
 
 
@@ -56,7 +60,7 @@ def test_the_text_names_its_fields_and_has_no_key_of_an_account() -> None:
         "group": "g",
         "client_id": "client",
         "identity": "id",
-        "namesrv_addr": "ns:9876",
+        "endpoint": {"namesrv_addr": "ns:9876"},
         "account": True,
         "lot": {"q_begin": 1, "begin": 2, "end": 3, "room": 4},
     }
@@ -74,14 +78,16 @@ SOUND = json.loads(ReadContext.of(Endpoint("/s"), "id", TOKEN, LotPlan(1, 2, 3, 
         "7",
         "null",
         '"text"',
-        *(json.dumps({name: value for name, value in SOUND.items() if name != left_out}) for left_out in ("version", "epoch", "path")),
+        *(json.dumps({name: value for name, value in SOUND.items() if name != left_out}) for left_out in ("version", "epoch", "endpoint")),
         *(
             json.dumps({**SOUND, name: value})
             for name, value in [
-                ("epoch", "7"), ("epoch", True), ("group", 7), ("group", None), ("identity", []), ("path", 7), ("account", 1), ("more", 1),
-                ("namesrv_addr", "ns:9876"), ("stored_in", 7), ("lot", [1, 2, 3, 4]), ("lot", {"begin": 2}), ("version", "1"),
-                ("lot", {"q_begin": 1, "begin": 2, "end": 3, "room": "4"}), ("credentials_file", 7), ("tls", []), ("tls", {"verify": "no"}),
-                ("tls", {"key_password": "p"}),
+                ("epoch", "7"), ("epoch", True), ("group", 7), ("group", None), ("identity", []), ("path", "/s"), ("account", 1), ("more", 1),
+                ("stored_in", 7), ("lot", [1, 2, 3, 4]), ("lot", {"begin": 2}), ("version", "1"),
+                ("lot", {"q_begin": 1, "begin": 2, "end": 3, "room": "4"}), ("endpoint", {"path": 7}), ("endpoint", "/s"), ("endpoint", {}),
+                ("endpoint", {"path": "/s", "namesrv_addr": "ns:9876"}), ("endpoint", {"path": "/s", "credentials": {"path": 7}}),
+                ("endpoint", {"path": "/s", "credentials": {"access_key": "a", "secret_key": "s"}}), ("endpoint", {"path": "/s", "tls": []}),
+                ("endpoint", {"path": "/s", "tls": {"verify": "no"}}), ("endpoint", {"path": "/s", "tls": {"key_password": "p"}}),
             ]
         ),
     ],
