@@ -38,29 +38,19 @@ def connect(
         raise OptionError(
             OptionCondition.CONFLICT, "connect needs either a path (the embedded broker) or namesrv_addr (a RocketMQ cluster)"
         )
-    if namesrv_addr is not None:
-        from orderedmq.rocketmq.broker import RocketMQBroker
-
-        return RocketMQBroker(
-            namesrv_addr, identity=identity, credentials=credentials, tls=tls, namespace=namespace, namespace_v2=namespace_v2
-        )
-    assert path is not None
-    from orderedmq.embedded.broker import EmbeddedBroker
-
-    return EmbeddedBroker(Path(path), identity=identity)
+    folder = None if path is None else os.path.abspath(path)
+    return reach(Endpoint(folder, namesrv_addr, credentials, tls, namespace, namespace_v2), identity=identity)
 
 
 def reach(endpoint: Endpoint, *, identity: str | None = None) -> Broker:
     """Return a connection to the broker at ``endpoint``. ``identity``: see `connect`."""
-    return connect(
-        endpoint.path,
-        namesrv_addr=endpoint.namesrv_addr,
-        credentials=endpoint.credentials,
-        tls=endpoint.tls,
-        identity=identity,
-        namespace=endpoint.namespace,
-        namespace_v2=endpoint.namespace_v2,
-    )
+    if endpoint.path is None:
+        from orderedmq.rocketmq.broker import RocketMQBroker
+
+        return RocketMQBroker(endpoint, identity=identity)
+    from orderedmq.embedded.broker import EmbeddedBroker
+
+    return EmbeddedBroker(Path(endpoint.path), identity=identity)
 
 
 #: Open connections with the process that opened them. The most recently used one is last.

@@ -107,7 +107,7 @@ class Endpoint:
 
     path: str | None = None
     namesrv_addr: str | None = None
-    credentials: Credentials | CredentialsFile | None = None
+    credentials: CredentialsSource | None = None
     tls: TlsOptions | None = None
     namespace: str | None = None
     namespace_v2: str | None = None

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
 from orderedmq.conditions import RocketMQCondition
-from orderedmq.endpoint import ROCKETMQ, Capabilities, CredentialsSource, TlsOptions
+from orderedmq.endpoint import ROCKETMQ, Capabilities, Endpoint
 from orderedmq.errors import RocketMQError
 from orderedmq.rocketmq.admin import RocketMQAdmin
 from orderedmq.rocketmq.messages.log import RocketMQLog
@@ -35,23 +35,14 @@ _MOST_ADDRESSES: Final = 4
 class RocketMQBroker:
     """A connection to one cluster. Thread-safe."""
 
-    def __init__(
-        self,
-        namesrv_addr: str,
-        *,
-        identity: str | None = None,
-        credentials: CredentialsSource | None = None,
-        tls: TlsOptions | None = None,
-        namespace: str | None = None,
-        namespace_v2: str | None = None,
-    ) -> None:
-        """``namesrv_addr``: "host:port", several separated by ";". Does no I/O. Raises RocketMQError ADDRESS.
+    def __init__(self, endpoint: Endpoint, *, identity: str | None = None) -> None:
+        """``endpoint`` is the address of a cluster. Does no I/O. Raises RocketMQError ADDRESS.
 
         ``identity`` is the value of `identity` in another process. If the nameserver leads to another cluster here, the first use of the
-        connection raises RocketMQError OTHER_CLUSTER. ``namespace`` and ``namespace_v2`` apply to all topics and groups, as in Java.
+        connection raises RocketMQError OTHER_CLUSTER. The endpoint's namespaces apply to all topics and groups, as in Java.
         """
-        names = Namespaces(namespace, namespace_v2)
-        self._client = Client(namesrv_addr, credentials=credentials, tls=tls, names=names)
+        names = Namespaces(endpoint.namespace, endpoint.namespace_v2)
+        self._client = Client(endpoint.namesrv_addr or "", credentials=endpoint.credentials, tls=endpoint.tls, names=names)
         self._expected = identity
         self._traced: dict[str, _Traced] = {}
 

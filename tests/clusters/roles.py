@@ -17,7 +17,7 @@ from ordered_source.read_context import LotPlan
 from ordered_source.stream_reader import StreamReader
 from orderedmq.broker import PullSettings, SinkBatch
 from orderedmq.cli import app
-from orderedmq.endpoint import Credentials
+from orderedmq.endpoint import Credentials, Endpoint
 from orderedmq.ownership.lock import LockToken
 from orderedmq.ownership.membership import Subscription
 from orderedmq.parking.rules import BEHIND, HELD, Put, Ticket, companion, parked_topic
@@ -55,7 +55,7 @@ def row(body: bytes = b"x") -> pa.RecordBatch:
 
 
 def connect(cluster: Place, account: Credentials) -> RocketMQBroker:
-    return RocketMQBroker(cluster.address, credentials=account)
+    return RocketMQBroker(Endpoint(None, cluster.address, credentials=account))
 
 
 def source(cluster: Place, account: Credentials, **options: str | None) -> int:

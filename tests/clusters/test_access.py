@@ -22,7 +22,7 @@ from pyspark.sql.types import StructType
 
 from ordered_sink.commit import BatchWriter
 from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus, consume_orderly
-from orderedmq.endpoint import Credentials
+from orderedmq.endpoint import Credentials, Endpoint
 from orderedmq.errors import RocketMQError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.broker import RocketMQBroker
@@ -70,7 +70,7 @@ def guarded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     with cluster:
         ask(cluster, ADMIN, admin.create_topic(QUEUE.topic, 1))
         ask(cluster, ADMIN, admin.create_topic("invoices", 1))
-        with RocketMQBroker(cluster.address, credentials=ADMIN) as broker:
+        with RocketMQBroker(Endpoint(None, cluster.address, credentials=ADMIN)) as broker:
             broker.log.append({QUEUE: roles.row()})
         roles.commit(cluster, ADMIN, "shipping")
         roles.put_aside(cluster, ADMIN, "returns")
@@ -154,7 +154,7 @@ def run(*arguments: str, given: str | None = None) -> Callable[[Place, Credentia
 
 
 def make_topic(cluster: Place, name: str) -> str:
-    with RocketMQBroker(roles.behind(cluster).address, credentials=ADMIN) as broker:
+    with RocketMQBroker(Endpoint(None, roles.behind(cluster).address, credentials=ADMIN)) as broker:
         return broker.admin.create_topic(name, 1).name
 
 
@@ -194,7 +194,7 @@ def listen_by_key(cluster: Place, account: Credentials, group: str) -> None:
 
 
 def topic_with_a_lot(cluster: Place, account: Credentials, name: str) -> None:
-    with RocketMQBroker(cluster.address, credentials=ADMIN) as broker:
+    with RocketMQBroker(Endpoint(None, cluster.address, credentials=ADMIN)) as broker:
         broker.log.append({broker.log.queues(make_topic(cluster, name))[0]: roles.row()})
     roles.park(cluster, ADMIN, "billing", name)
     roles.command(cluster, account, "topic", "delete", name, "--yes")
@@ -439,7 +439,7 @@ def test_traces_need_a_right_on_their_topic_and_without_it_a_warning_names_it(
     assert Right("Topic:traces", "Pub") in given
     for allowed in (True, False):
         account = accounts.make([right for right in given if allowed or right.resource != "Topic:traces"])
-        with RocketMQBroker(guarded.address, credentials=account) as broker:
+        with RocketMQBroker(Endpoint(None, guarded.address, credentials=account)) as broker:
             traced = broker.traced("traces")
             traced.log.append({QUEUE: roles.row()})
         assert broker._traced["traces"].dispatcher.dropped == (0 if allowed else 1)
@@ -509,7 +509,7 @@ def test_a_deletion_that_is_refused_keeps_what_is_parked(guarded: Cluster, accou
     name = f"n-{uuid.uuid4().hex[:8]}"
     every = rights(guarded.version, "`topic delete orders`", "`topic delete`, of", "`parked list")
     given = [right for right in every if right not in (Right(f"Topic:{kept}", "Delete"), Right("admin", "true"))]
-    with RocketMQBroker(guarded.address, credentials=ADMIN) as broker:
+    with RocketMQBroker(Endpoint(None, guarded.address, credentials=ADMIN)) as broker:
         broker.log.append({broker.log.queues(make_topic(guarded, name))[0]: roles.row()})
         roles.park(guarded, ADMIN, "billing", name)
         [lot] = broker.log.queues(f"%PARKED%billing%{name}")
@@ -546,7 +546,7 @@ def test_a_group_whose_deletion_is_refused_keeps_what_is_parked(guarded: Cluster
 
         return remembered(act)[1]
 
-    with RocketMQBroker(guarded.address, credentials=ADMIN) as broker:
+    with RocketMQBroker(Endpoint(None, guarded.address, credentials=ADMIN)) as broker:
         [lot] = broker.log.queues(lots)
         for kept in (f"Group:{name}", f"Topic:{lots}"):
             said = delete(Right(kept, "Delete"), Right("admin", "true"))
@@ -576,7 +576,7 @@ def test_an_account_expires_while_queries_run_and_none_of_them_notices(
         orders=topics[0],
         invoices=topics[1],
     )
-    with RocketMQBroker(guarded.address, credentials=ADMIN) as broker:
+    with RocketMQBroker(Endpoint(None, guarded.address, credentials=ADMIN)) as broker:
         for topic in topics:
             broker.admin.create_topic(topic, 1)
         [source], [target] = map(broker.log.queues, topics)

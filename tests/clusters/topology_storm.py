@@ -29,6 +29,7 @@ import pyarrow as pa
 
 import orderedmq
 from orderedmq.broker import Broker
+from orderedmq.endpoint import Endpoint
 from orderedmq.errors import OrderedMQError
 from orderedmq.pulls import pulls
 from orderedmq.rocketmq.broker import RocketMQBroker
@@ -138,7 +139,7 @@ class Servers:
             self.faults["proxy killed"] = lambda draw: self._restart_later(self.proxy)
 
     def connect(self) -> Broker:
-        return RocketMQBroker(self.cluster.address, credentials=ADMIN)
+        return RocketMQBroker(Endpoint(None, self.cluster.address, credentials=ADMIN))
 
     def close(self) -> None:
         self._accounts.close()

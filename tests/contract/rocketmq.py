@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from orderedmq.broker import Broker
+from orderedmq.endpoint import Endpoint
 from orderedmq.model import MessageQueue
 from orderedmq.ownership.lock import LOCK_LIFE, ClientIdentity
 from orderedmq.rocketmq.broker import RocketMQBroker
@@ -148,7 +149,7 @@ class RocketMQPlace:
             _empty(client)
 
     def connect(self) -> Broker:
-        broker = RocketMQBroker(self._cluster.address)
+        broker = RocketMQBroker(Endpoint(None, self._cluster.address))
         self._clock.granted.append(Granted())
         broker.groups._locks = self._clock.granted[-1]
         # Tests look immediately at changes by other clients, so nothing is cached; tests/rocketmq/test_groups.py tests the cache.
@@ -157,7 +158,7 @@ class RocketMQPlace:
         return broker
 
     def connecting(self) -> str:
-        return f"from orderedmq.rocketmq.broker import RocketMQBroker\nbroker = RocketMQBroker({self._cluster.address!r})\n"
+        return f"from orderedmq.connections import connect\nbroker = connect(namesrv_addr={self._cluster.address!r})\n"
 
     def ended(self, client: ClientIdentity, group: str) -> None:
         queues = [MessageQueue("orders", broker.name, number) for broker in self._cluster.brokers for number in range(8)]

@@ -8,6 +8,7 @@ from typing import Self
 
 import pytest
 
+from orderedmq.endpoint import Endpoint
 from orderedmq.errors import OrderedMQError
 from orderedmq.model import MessageQueue
 from orderedmq.ownership.lock import ClientIdentity, LockToken, Refusal
@@ -35,7 +36,7 @@ class World:
         self.queue = self.queues[0]
 
     def connect(self, trust: float = 30.0) -> RocketMQBroker:
-        made = RocketMQBroker(self._address)
+        made = RocketMQBroker(Endpoint(None, self._address))
         made.groups.trust = trust
         self._connections.append(made)
         return made

@@ -14,6 +14,7 @@ import pytest
 
 from ordered_source.listener.rows import Columns, Rows
 from ordered_source.listener.tasks import write_letters
+from orderedmq.endpoint import Endpoint
 from orderedmq.errors import OrderedMQError, TopicError
 from orderedmq.listening.engine import Message
 from orderedmq.model import MessageQueue
@@ -156,7 +157,7 @@ def test_a_broker_that_comes_into_the_route_knows_the_member_before_its_locks(tw
 
 def test_a_client_knows_when_its_membership_went_with_its_connection(usual: World) -> None:
     """The client then also knows that a heartbeat is due, because tasks wait until their driver is a member."""
-    with Network.before(usual.cluster) as network, RocketMQBroker(network.address) as broker:
+    with Network.before(usual.cluster) as network, RocketMQBroker(Endpoint(None, network.address)) as broker:
         groups = broker.groups
         me = groups.join("me")
         assert not groups.cut_off(me)
@@ -314,7 +315,7 @@ def test_a_letter_is_there_once_though_an_answer_or_a_request_is_lost(
     }
     monkeypatch.setattr("orderedmq.rocketmq.codec.encode.TARGET_BYTES", 1700)
     send, sent = BrokerPort.send, 0
-    with Network.before(cluster) as network, World(cluster) as world, RocketMQBroker(network.address) as task:
+    with Network.before(cluster) as network, World(cluster) as world, RocketMQBroker(Endpoint(None, network.address)) as task:
 
         def spoilt(self: BrokerPort, body: SendBody) -> Callable[[], int]:
             nonlocal sent

@@ -184,11 +184,12 @@ def test_a_lingering_lock_lives_on_for_strangers_and_not_for_its_own_query(usual
 
 RUN = """
 import sys, time
+from orderedmq.endpoint import Endpoint
 from orderedmq.ownership.membership import Subscription
 from orderedmq.rocketmq.broker import RocketMQBroker
 from orderedmq.rocketmq.net.client import Client
 address, group, topic = sys.argv[1:]
-broker = RocketMQBroker(address)
+broker = RocketMQBroker(Endpoint(None, address))
 client = broker.groups.join("query")
 broker.groups.heartbeat(group, client, Subscription("shared", topic, "AVG"))
 tokens = broker.groups.lock(group, client, broker.log.queues(topic))

@@ -17,6 +17,7 @@ import pytest
 
 import orderedmq
 from orderedmq.broker import Broker, Log, PullSettings, QueueBounds
+from orderedmq.endpoint import Endpoint
 from orderedmq.errors import DataLossError, OptionError, ProtocolError, RocketMQError, TopicError
 from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.rocketmq.append.broker_port import BrokerPort, Timing
@@ -169,7 +170,7 @@ def test_a_pull_at_the_end_does_not_wait(everywhere: World) -> None:
 
 def test_what_was_appended_is_seen_by_everybody_at_once(everywhere: World) -> None:
     """A broker acknowledges a message before readers can see it."""
-    with RocketMQBroker(everywhere.cluster.address) as other:
+    with RocketMQBroker(Endpoint(None, everywhere.cluster.address)) as other:
         for number in range(100):
             assert everywhere.log.append({everywhere.queue: numbers(1, number)})[everywhere.queue].begin == number
             assert other.log.bounds([everywhere.queue])[everywhere.queue].max_offset == number + 1
@@ -211,7 +212,7 @@ def test_a_topic_that_was_made_again_is_another_where_a_message_tells(everywhere
     assert anchor.startswith(f"{queue.broker_name}/0/6@")
     assert not log.is_another(topic, anchor)
     assert log.pull(queue, 7, 10, 1000, ("body",), anchor).num_rows == 3
-    with RocketMQBroker(everywhere.cluster.address) as other:
+    with RocketMQBroker(Endpoint(None, everywhere.cluster.address)) as other:
         other.admin.delete_topic(topic)
         other.admin.create_topic(topic, 2)
         with pytest.raises(DataLossError, match="TOPIC_RECREATED"):
@@ -227,7 +228,7 @@ def test_a_deleted_topic_is_missed_everywhere(everywhere: World) -> None:
     """A topic is deleted at the brokers first, and then at the nameservers."""
     log, queue, topic = everywhere.log, everywhere.queue, everywhere.topic
     log.append({queue: numbers(3)})
-    with RocketMQBroker(everywhere.cluster.address) as other:
+    with RocketMQBroker(Endpoint(None, everywhere.cluster.address)) as other:
         assert other.log.pull(queue, 0, 3, 100, ("body",)).num_rows == 3
         other.log.bounds([queue])
         everywhere.broker.admin.delete_topic(topic)
@@ -243,7 +244,7 @@ def test_a_deleted_topic_is_missed_everywhere(everywhere: World) -> None:
 def test_what_is_appended_to_a_topic_that_was_deleted_just_now_does_not_make_it_anew(everywhere: World) -> None:
     """If a send names the broker's template topic, the broker creates a missing topic with its own default number of queues."""
     topic = everywhere.topic
-    with RocketMQBroker(everywhere.cluster.address) as other:
+    with RocketMQBroker(Endpoint(None, everywhere.cluster.address)) as other:
         producer = Producer(other.log, topic)
         producer.send(numbers(3))
         everywhere.broker.admin.delete_topic(topic)
@@ -345,7 +346,7 @@ def test_a_send_without_an_answer_is_looked_for_and_done_once(cluster: Cluster, 
     """Either the broker stored a batch and its answer was lost, or the batch itself was lost."""
     with (
         Network.before(cluster) as network,
-        RocketMQBroker(cluster.address) as beside,
+        RocketMQBroker(Endpoint(None, cluster.address)) as beside,
         World(cluster, queues=2, address=network.address) as world,
     ):
         looks: list[int | None] = []
@@ -422,7 +423,7 @@ def test_a_broker_that_stands_still_during_a_send_stores_it_once(world: World, m
 
 def test_topics_are_divided_among_brokers(two_brokers: Cluster) -> None:
     """A topic is created at every master."""
-    with RocketMQBroker(two_brokers.address) as broker:
+    with RocketMQBroker(Endpoint(None, two_brokers.address)) as broker:
         name = f"t-{uuid.uuid4().hex[:8]}"
         assert broker.admin.create_topic(name, 5).queues == 5
         where = [(queue.broker_name, queue.queue_id) for queue in broker.log.queues(name)]
@@ -441,7 +442,7 @@ def test_topics_are_divided_among_brokers(two_brokers: Cluster) -> None:
 
 def test_new_queues_do_not_change_the_permission_of_a_topic(two_brokers: Cluster) -> None:
     """An operator who empties a broker takes the permission to write from its topics. New queues must not give it back."""
-    with RocketMQBroker(two_brokers.address) as broker, Client(two_brokers.address) as client:
+    with RocketMQBroker(Endpoint(None, two_brokers.address)) as broker, Client(two_brokers.address) as client:
         name = f"t-{uuid.uuid4().hex[:8]}"
 
         def forbid_writing(server: Server, left: int) -> None:
@@ -463,7 +464,7 @@ def test_new_queues_do_not_change_the_permission_of_a_topic(two_brokers: Cluster
 
 
 def test_a_topic_that_one_broker_lost_is_still_a_topic(two_brokers: Cluster) -> None:
-    with RocketMQBroker(two_brokers.address) as broker, Client(two_brokers.address) as client:
+    with RocketMQBroker(Endpoint(None, two_brokers.address)) as broker, Client(two_brokers.address) as client:
         name = f"t-{uuid.uuid4().hex[:8]}"
         broker.admin.create_topic(name, 4)
         delete_at_broker(client, two_brokers.brokers[0].address, name)
@@ -478,7 +479,7 @@ def test_a_topic_that_one_broker_lost_is_still_a_topic(two_brokers: Cluster) -> 
 
 
 def test_a_cluster_is_known_by_where_its_brokers_are(cluster: Cluster, two_brokers: Cluster) -> None:
-    with RocketMQBroker(cluster.address) as one, RocketMQBroker(two_brokers.address) as two:
+    with RocketMQBroker(Endpoint(None, cluster.address)) as one, RocketMQBroker(Endpoint(None, two_brokers.address)) as two:
         assert one.identity != two.identity
         assert ":" not in two.identity
         assert len(two.identity.split(",")) == 2

@@ -220,7 +220,7 @@ def test_java_finds_who_sent_a_message_and_who_consumed_it(world: World, traces:
 
 def test_each_row_of_a_large_batch_is_found_by_its_id(world: World, traces: str, peers: Peers) -> None:
     reader = Reader(peers, world.log, traces)
-    with RocketMQBroker(world.cluster.address) as broker:
+    with RocketMQBroker(Endpoint(None, world.cluster.address)) as broker:
         broker.traced(traces).log.append({world.queue: pa.record_batch({"body": [f"{number}" for number in range(3000)]})})
         assert broker._traced[traces].dispatcher.dropped == 0
     # A connection sends its waiting traces before it closes.
@@ -290,7 +290,7 @@ def test_a_missing_topic_is_an_error_at_the_start_and_a_warning_later(world: Wor
         world.broker.traced()
     with pytest.raises(OptionError, match=r"no topic 'no-traces' for message traces\. Create it"):
         world.broker.traced("no-traces")
-    with RocketMQBroker(world.cluster.address) as broker, caplog.at_level(logging.WARNING, "orderedmq"):
+    with RocketMQBroker(Endpoint(None, world.cluster.address)) as broker, caplog.at_level(logging.WARNING, "orderedmq"):
         traced = broker.traced("no-traces", check=False)
         traced.log.append({world.queue: rows("a", "b")})
         until(lambda: broker._traced["no-traces"].dispatcher.dropped == 2, "the traces are dropped")
@@ -309,7 +309,7 @@ def test_what_waits_is_bounded_and_what_is_too_much_is_dropped(
     monkeypatch.setattr(trace_dispatcher, "MAX_WAITING", 10)
     monkeypatch.setattr(TraceDispatcher, "_run", lambda self: None)
     monkeypatch.setattr(trace_dispatcher, "_CLOSE_TIMEOUT", 0.0)
-    with RocketMQBroker(world.cluster.address) as broker, caplog.at_level(logging.WARNING, "orderedmq"):
+    with RocketMQBroker(Endpoint(None, world.cluster.address)) as broker, caplog.at_level(logging.WARNING, "orderedmq"):
         for _ in range(4):
             broker.traced(traces).log.append({world.queue: rows("a", "b", "c", "d")})
         dispatcher = broker._traced[traces].dispatcher

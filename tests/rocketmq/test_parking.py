@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from orderedmq.endpoint import Endpoint
 from orderedmq.model import MessageQueue
 from orderedmq.parking.rules import BEHIND, Put, Ticket, companion, parked_queue
 from orderedmq.rocketmq.append.broker_port import BrokerPort
@@ -40,7 +41,7 @@ class Lots(World):
 
     def parked(self) -> list[str]:
         """Return the bodies in the lot, read through a new connection that has cached nothing."""
-        with RocketMQBroker(self.cluster.address) as broker:
+        with RocketMQBroker(Endpoint(None, self.cluster.address)) as broker:
             return [row["body"].decode() for row in read(broker, self.lot, 0, ("body",))]
 
 
@@ -194,7 +195,7 @@ def test_more_messages_than_one_request_carries_are_parked_in_the_order_of_the_p
 
 
 def test_a_lot_that_was_never_made_has_neither_bounds_nor_offsets_and_costs_few_requests(usual: Lots) -> None:
-    with Network.before(usual.cluster) as network, RocketMQBroker(network.address) as broker:
+    with Network.before(usual.cluster) as network, RocketMQBroker(Endpoint(None, network.address)) as broker:
         assert broker.log.bounds([usual.lot, usual.queue]).keys() == {usual.queue}
         assert broker.groups.offsets(usual.group, [usual.lot]) == {}
         # A route in a cache does not prove that a queue is missing, so each of the two calls asks for the routes and the brokers again.

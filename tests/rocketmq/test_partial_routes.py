@@ -24,6 +24,7 @@ from ordered_source.columns import full_schema
 from ordered_source.stream_reader import StreamReader
 from orderedmq.broker import Broker
 from orderedmq.cli import app
+from orderedmq.endpoint import Endpoint
 from orderedmq.errors import DataLossError, RocketMQUnavailableError, TopicError
 from orderedmq.model import MessageQueue
 from orderedmq.options.parse import parse
@@ -185,7 +186,7 @@ def test_a_query_that_is_restarted_forgets_no_queue_of_a_broker_that_the_nameser
 def test_what_a_broker_has_that_the_nameserver_does_not_know_yet_is_not_said_to_be_deleted(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with world.half_known(), RocketMQBroker(world.cluster.address) as anew:
+    with world.half_known(), RocketMQBroker(Endpoint(None, world.cluster.address)) as anew:
         assert anew.log.queues(world.topic) == [queue for queue in world.queues if queue.broker_name == "broker-b"]
         assert len(anew.log.bounds(anew.log.queues(world.topic))) == 2
         with monkeypatch.context() as patch:

@@ -16,6 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from orderedmq.cli import app
+from orderedmq.endpoint import Endpoint
 from orderedmq.java import ensure_java
 from orderedmq.rocketmq.broker import RocketMQBroker
 from orderedmq.rocketmq.local.servers import Cluster
@@ -142,7 +143,7 @@ def test_what_a_group_leaves_does_not_grow_with_its_runs_and_commits(cluster: Cl
 def runs(world: group_world.World, name: str, count: int, batches: int = 1) -> None:
     """Run a query ``count`` times. Each run joins the group, locks and commits for each batch, and leaves the group."""
     for number in range(count):
-        with RocketMQBroker(world.cluster.address) as broker:
+        with RocketMQBroker(Endpoint(None, world.cluster.address)) as broker:
             client = broker.groups.join(f"{name}-{number}")
             broker.groups.heartbeat(world.group, client, world.shared())
             for batch in range(batches):

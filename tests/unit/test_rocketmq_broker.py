@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 
 import orderedmq
+from orderedmq.endpoint import Endpoint
 from orderedmq.errors import RocketMQError, RocketMQUnavailableError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.broker import RocketMQBroker
@@ -41,13 +42,16 @@ def test_a_cluster_is_recognised_while_one_server_is_where_it_was(
 ) -> None:
     address = cluster.nameserver().address
     cluster.routes["T"] = {"a": planned}
-    with RocketMQBroker(address) as driver:
+    with RocketMQBroker(Endpoint(None, address)) as driver:
         identity = driver.identity
     cluster.routes["T"] = {"a": found}
-    with RocketMQBroker(address, identity=identity) as worker:
+    with RocketMQBroker(Endpoint(None, address), identity=identity) as worker:
         assert worker.log
     cluster.routes["T"] = {"a": {"0": "h:4"}}
-    with RocketMQBroker(address, identity=identity) as other, pytest.raises(RocketMQError, match="OTHER_CLUSTER.*a@h:4"):
+    with (
+        RocketMQBroker(Endpoint(None, address), identity=identity) as other,
+        pytest.raises(RocketMQError, match="OTHER_CLUSTER.*a@h:4"),
+    ):
         assert other.log
 
 
@@ -80,7 +84,7 @@ def test_a_topic_is_deleted_also_at_brokers_that_a_restarted_nameserver_does_not
     cluster.reporting = {"a", "b"}
     with Cluster() as anew:
         anew.routes["T"] = {"a": cluster.routes["T"]["a"]}
-        with RocketMQBroker(f"{anew.nameserver().address};{cluster.nameserver().address}") as broker:
+        with RocketMQBroker(Endpoint(None, f"{anew.nameserver().address};{cluster.nameserver().address}")) as broker:
             broker._client._turn = turn
             broker.admin.delete_topic("T")
     assert not stored.names
