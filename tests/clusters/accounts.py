@@ -80,21 +80,21 @@ class Right(NamedTuple):
 
 def rights(version: str, *rows: str, **names: str) -> list[Right]:
     """Return the rights in the table rows that begin with ``rows``. ``names`` maps the table's names to the names to use."""
-    found = [right for row in rows for right in _rights(row, version)]
+    named = [right for row in rows for right in _rights(row, version)]
     for name, other in names.items():
-        found = [Right(resource.replace(name, other), action) for resource, action in found]
-    return list(dict.fromkeys(found))
+        named = [Right(resource.replace(name, other), action) for resource, action in named]
+    return list(dict.fromkeys(named))
 
 
 def _rights(who: str, version: str) -> list[Right]:
     block = (ROOT / "docs/guides/rocketmq.md").read_text().partition("<!-- rights -->")[2].partition("<!-- /rights -->")[0]
     rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in block.strip().splitlines()[2:]]
     [row] = [row for row in rows if row[0].strip().startswith(who)]
-    found = []
+    parsed = []
     for entry in re.findall(r"`([^`]+)`", row[1 if version.startswith("5") else 2].replace("\\|", "|")):
         resource, _, actions = entry.rpartition("=" if "=" in entry else " ")
-        found += [Right(resource, action) for action in re.split(r"[,|]", actions)]
-    return found
+        parsed += [Right(resource, action) for action in re.split(r"[,|]", actions)]
+    return parsed
 
 
 class Accounts:
@@ -109,10 +109,10 @@ class Accounts:
     def make(self, given: Sequence[Right]) -> Credentials:
         """Return a new account that has exactly these rights."""
         number = next(self._numbers)
-        made = Credentials(f"account-{number}", f"never-shown-{number}")
-        for code, ext, body in _second(made, given) if self.cluster.version.startswith("5") else _first(made, given):
-            self._ask(code, made, ext, body)
-        return made
+        account = Credentials(f"account-{number}", f"never-shown-{number}")
+        for code, ext, body in _second(account, given) if self.cluster.version.startswith("5") else _first(account, given):
+            self._ask(code, account, ext, body)
+        return account
 
     def end(self, account: Credentials) -> None:
         """Delete the account, so that its requests are refused, as when a temporary account expires."""

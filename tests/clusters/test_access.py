@@ -81,19 +81,19 @@ def guarded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture(scope="module")
 def accounts(guarded: Cluster) -> Iterator[Accounts]:
-    made = Accounts(guarded)
-    yield made
-    made.close()
+    accounts = Accounts(guarded)
+    yield accounts
+    accounts.close()
 
 
 @pytest.fixture(scope="module")
 def proxied(guarded: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Through]:
     """A Proxy in front of the guarded cluster. It checks accounts against the brokers' accounts."""
     with jars_required():
-        made = ProxyServer(tmp_path_factory.mktemp("proxied"), guarded, BEHIND_PROXY, credentials=ADMIN)
-        made.start()
-    yield Through(made.address, guarded)
-    made.stop()
+        server = ProxyServer(tmp_path_factory.mktemp("proxied"), guarded, BEHIND_PROXY, credentials=ADMIN)
+        server.start()
+    yield Through(server.address, guarded)
+    server.stop()
 
 
 def ask(cluster: Cluster, credentials: Credentials | None, request: Request[Any]) -> Any:
@@ -119,7 +119,7 @@ REQUESTS: list[Request[Any]] = [
 @pytest.mark.parametrize(
     "credentials", [None, Credentials("administrator", "not-the-secret"), Credentials("somebody-else", "any-secret")]
 )
-def test_others_are_refused_by_name_and_once(guarded: Cluster, credentials: Credentials | None) -> None:
+def test_unknown_accounts_are_refused_after_one_request(guarded: Cluster, credentials: Credentials | None) -> None:
     with Proxy(guarded.broker.address) as proxy, Client(guarded.address, credentials=credentials) as client:
         for number, request in enumerate(REQUESTS):
             with pytest.raises(RocketMQError) as caught:
@@ -149,7 +149,7 @@ class Role(NamedTuple):
 def run(*arguments: str, given: str | None = None) -> Callable[[Place, Credentials, str], object]:
     """Return the role of a command. NAME among its arguments is replaced by the unique name."""
     return lambda cluster, account, name: roles.command(
-        cluster, account, *(name if one == "NAME" else one for one in arguments), given=given
+        cluster, account, *(name if argument == "NAME" else argument for argument in arguments), given=given
     )
 
 
@@ -223,7 +223,7 @@ def with_a_held_message(act: Callable[[Place, Credentials, str], object]) -> Cal
 def beside(*arguments: str) -> Callable[[Place, Credentials, str], object]:
     """Return the role of a command that runs while the group NAME has a member."""
     return lambda cluster, account, name: roles.held(
-        cluster, ADMIN, name, account, *(name if one == "NAME" else one for one in arguments)
+        cluster, ADMIN, name, account, *(name if argument == "NAME" else argument for argument in arguments)
     )
 
 
@@ -461,7 +461,7 @@ def left_behind(cluster: Cluster) -> tuple[set[str], dict[str, int]]:
 
 
 @pytest.mark.timeout(300)
-def test_a_sink_that_may_not_do_all_leaves_nothing_behind(guarded: Cluster, accounts: Accounts) -> None:
+def test_a_sink_that_lacks_a_right_leaves_no_group_and_no_message(guarded: Cluster, accounts: Accounts) -> None:
     """Each query is a different sink with its own group."""
     before = left_behind(guarded)
     reads = [right for right in rights(guarded.version, "source without") if not right.is_of_topic]
@@ -476,7 +476,7 @@ def test_a_sink_that_may_not_do_all_leaves_nothing_behind(guarded: Cluster, acco
 
 
 @pytest.mark.timeout(300)
-def test_a_source_or_listener_that_may_not_do_all_leaves_nothing_behind(guarded: Cluster, accounts: Accounts) -> None:
+def test_a_source_or_listener_that_lacks_a_right_leaves_no_group_and_no_message(guarded: Cluster, accounts: Accounts) -> None:
     before = left_behind(guarded)
     every = rights(guarded.version, "source of", billing="billing-none")
     for missing in every:

@@ -58,8 +58,8 @@ def replicated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Clust
 @pytest.fixture
 def network(replicated: tuple[Cluster, BrokerServer]) -> Iterator[Network]:
     servers, replica = replicated
-    with Network(servers.address, [servers.broker.address, replica.address]) as made:
-        yield made
+    with Network(servers.address, [servers.broker.address, replica.address]) as network:
+        yield network
 
 
 def pulls(network: Network) -> list[int]:
@@ -120,7 +120,7 @@ def test_a_replica_that_may_not_be_read_from_costs_a_moment(replicated: tuple[Cl
 
 @pytest.mark.holds("kill -9")
 @pytest.mark.nightly
-def test_what_a_killed_master_acknowledged_is_read_from_its_replica_and_there_when_it_is_back(
+def test_messages_acknowledged_by_a_killed_master_are_read_from_its_replica(
     replicated: tuple[Cluster, BrokerServer], network: Network
 ) -> None:
     """The master has SYNC_MASTER and SYNC_FLUSH."""

@@ -360,8 +360,8 @@ class Storm:
         while not self._calm.wait(PAUSE):
             numbers = range(number, number + ROW)
             number += ROW
-            bodies = [b"%d" % one for one in numbers]
-            rows = pa.record_batch({"body": bodies, "sharding_key": [f"key-{one % KEYS}" for one in numbers]})
+            bodies = [b"%d" % value for value in numbers]
+            rows = pa.record_batch({"body": bodies, "sharding_key": [f"key-{value % KEYS}" for value in numbers]})
             try:
                 broker = broker or self.place.connect()
                 producer = producer or Producer(broker.log, IN)

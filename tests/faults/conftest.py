@@ -216,35 +216,35 @@ def session(spark: SparkSession) -> SparkSession:
 @pytest.fixture(scope="module")
 def worlds(tmp_path_factory: pytest.TempPathFactory, session: SparkSession) -> Iterator[Callable[..., World]]:
     """A function that creates worlds. They are closed after the module's last test."""
-    made: list[World] = []
+    created: list[World] = []
 
     def make(queues: int = 3) -> World:
-        made.append(World(tmp_path_factory.mktemp("world"), session, queues))
-        return made[-1]
+        created.append(World(tmp_path_factory.mktemp("world"), session, queues))
+        return created[-1]
 
     yield make
-    for world in made:
+    for world in created:
         world.close()
 
 
 @pytest.fixture
 def world(tmp_path: Path, session: SparkSession) -> Iterator[World]:
-    made = World(tmp_path, session, 3)
-    yield made
-    made.close()
+    world = World(tmp_path, session, 3)
+    yield world
+    world.close()
 
 
 @pytest.fixture(scope="module")
 def drivers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Driver]]:
     """A function that starts separate Spark drivers for tests that kill or stop them."""
-    made: list[Driver] = []
+    started: list[Driver] = []
 
     def make(master: str = "local[2]") -> Driver:
-        made.append(Driver(tmp_path_factory.mktemp("driver"), master))
-        return made[-1]
+        started.append(Driver(tmp_path_factory.mktemp("driver"), master))
+        return started[-1]
 
     yield make
-    for driver in made:
+    for driver in started:
         driver.close()
 
 

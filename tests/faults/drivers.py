@@ -55,13 +55,13 @@ def gone(pid: int) -> bool:
 
 
 def _of_kind(kind: str, processes: Iterable[psutil.Process]) -> list[psutil.Process]:
-    found = []
+    matching = []
     for process in processes:
         # The process may have ended since it was listed.
         with contextlib.suppress(psutil.NoSuchProcess):
             if any(kind in word for word in process.cmdline()):
-                found.append(process)
-    return found
+                matching.append(process)
+    return matching
 
 
 def children(kind: str, of: int | None = None) -> list[psutil.Process]:

@@ -84,7 +84,7 @@ def read_lot(broker: Broker, group: str, queue: MessageQueue) -> Lot:
 def dead_letters(broker: Broker, group: str) -> Iterator[tuple[str, str, int, int]]:
     """The queue, key, offset and time (µs since 1970) of each dead letter, in the order in which they were stored."""
     topic = DEAD_LETTER_PREFIX + group
-    if topic not in {one.name for one in broker.log.topics()}:
+    if topic not in {info.name for info in broker.log.topics()}:
         return
     [queue] = broker.log.queues(topic)
     at = broker.log.bounds([queue])[queue]
@@ -92,9 +92,9 @@ def dead_letters(broker: Broker, group: str) -> Iterator[tuple[str, str, int, in
     for rows in pulls.pulls(broker.log, queue, at.min_offset, at.max_offset, 8192, 1 << 24, columns):
         keys, properties, times = rows.columns
         for key, items, stored in zip(keys.to_pylist(), properties.to_pylist(), times.cast("int64").to_pylist(), strict=True):
-            of = dict(items)
-            where = str(MessageQueue(of[REAL_TOPIC], of[ORIGIN_BROKER], int(of[REAL_QUEUE])))
-            yield where, key, int(of[ORIGIN_OFFSET]), stored
+            origin = dict(items)
+            where = str(MessageQueue(origin[REAL_TOPIC], origin[ORIGIN_BROKER], int(origin[REAL_QUEUE])))
+            yield where, key, int(origin[ORIGIN_OFFSET]), stored
 
 
 def judge(broker: Broker, group: str, queues: Sequence[MessageQueue], folder: Path) -> Counter[str]:

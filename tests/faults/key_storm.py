@@ -134,9 +134,9 @@ class Storm:
     def done(self) -> bool:
         """Whether every message is decided. This also makes all parked messages due, as an operator could."""
         world = self.world
-        at = world.broker.groups.offsets(world.group, world.queues)
-        ends = {queue: one.max_offset for queue, one in world.broker.log.bounds(world.queues).items()}
-        return self.retry_all() == 0 and at == ends
+        offsets = world.broker.groups.offsets(world.group, world.queues)
+        ends = {queue: bounds.max_offset for queue, bounds in world.broker.log.bounds(world.queues).items()}
+        return self.retry_all() == 0 and offsets == ends
 
     def retry_all(self) -> int:
         """Make all parked keys due. Return the number of parked messages."""
@@ -181,17 +181,18 @@ class Storm:
 
     def kill(self, pid: int) -> None:
         """Kill the worker ``pid`` or, every third time, its whole driver."""
-        mine = next(
-            (one for one in range(self.members) if pid in {process.pid for process in self.drivers[one].processes()}), None
+        member = next(
+            (number for number in range(self.members) if pid in {process.pid for process in self.drivers[number].processes()}),
+            None,
         )
-        if mine is None:
+        if member is None:
             return
         if self.killed.total() % 3 < 2:
             with contextlib.suppress(psutil.NoSuchProcess, FileNotFoundError):
                 send(psutil.Process(pid), WORKER, signal.SIGKILL)
                 self.killed["workers"] += 1
         else:
-            self.drivers[mine].kill_all()
-            self.drivers[mine].close()
+            self.drivers[member].kill_all()
+            self.drivers[member].close()
             self.killed["drivers"] += 1
-            self.begin(mine)
+            self.begin(member)

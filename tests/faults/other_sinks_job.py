@@ -32,12 +32,12 @@ ADDRESS = "127.0.0.1:5432"
 PART = 20
 
 
-def makes_topic(one: Snippet) -> bool:
-    return "Producer(" in one.code
+def makes_topic(snippet: Snippet) -> bool:
+    return "Producer(" in snippet.code
 
 
-def runs(one: Snippet) -> bool:
-    return "awaitTermination" in one.code
+def runs(snippet: Snippet) -> bool:
+    return "awaitTermination" in snippet.code
 
 
 class Partly:
@@ -103,9 +103,9 @@ def main(address: str, where: str) -> None:
     points = Points(Path("points").absolute())
     first = not Path("data").exists()
     names: dict[str, Any] = {"__name__": "__main__"}
-    for one in snippets(PAGE):
-        if (first or not makes_topic(one)) and (where == "-" or not runs(one)):
-            execute(one._replace(code=one.code.replace(ADDRESS, address)), names)
+    for snippet in snippets(PAGE):
+        if (first or not makes_topic(snippet)) and (where == "-" or not runs(snippet)):
+            execute(snippet._replace(code=snippet.code.replace(ADDRESS, address)), names)
     if where == "writing":
         hold_iceberg(points)
     if where != "-":

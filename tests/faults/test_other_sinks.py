@@ -107,6 +107,6 @@ def test_each_table_has_each_message_once_after_a_kill_in_the_write_and_one_behi
 
 
 def test_the_page_makes_its_topic_once_and_ends_with_what_the_tables_have() -> None:
-    found = snippets(PAGE)
-    assert [sum(map(which, found)) for which in (makes_topic, runs)] == [1, 1]
-    assert "== 300" in next(one.code for one in found if runs(one))
+    recipes = snippets(PAGE)
+    assert [sum(map(condition, recipes)) for condition in (makes_topic, runs)] == [1, 1]
+    assert "== 300" in next(snippet.code for snippet in recipes if runs(snippet))

@@ -27,11 +27,11 @@ def share(world: World, checkpoint: str, **more: Any) -> Any:
 
 def owners(world: World) -> dict[str, list[int]]:
     """The queues of each owner that is not known to be dead, without expired locks."""
-    found: dict[str, list[int]] = {}
+    queues_by_owner: dict[str, list[int]] = {}
     for lock in world.held():
         if lock.alive and lock.remaining > 0:
-            found.setdefault(lock.owner, []).append(lock.queue.queue_id)
-    return found
+            queues_by_owner.setdefault(lock.owner, []).append(lock.queue.queue_id)
+    return queues_by_owner
 
 
 def shares(world: World) -> list[int]:

@@ -46,7 +46,7 @@ def test_a_query_that_stops_at_a_boundary_finishes_its_batch_and_its_queues_are_
 @pytest.mark.holds("stop at a boundary")
 @pytest.mark.nightly
 @pytest.mark.parametrize("whom", ["python", "python that waits for its query", "java"])
-def test_an_application_that_is_told_to_end_stops_its_queries_at_a_boundary(whom: str, world: World, tmp_path: Path) -> None:
+def test_an_application_stops_its_queries_at_a_boundary_after_sigterm(whom: str, world: World, tmp_path: Path) -> None:
     driver = Driver(tmp_path / "driver")
     try:
         driver.stop_on_sigterm()

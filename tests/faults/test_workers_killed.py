@@ -28,7 +28,7 @@ def retrying(worlds: Callable[..., World], lasting: Driver) -> Iterator[Retrying
 
 @pytest.mark.holds("same key, same queue")
 @pytest.mark.parametrize("point", ["read", "write", "staged"])
-def test_a_worker_killed_with_retries_is_made_good_in_the_same_batch(point: str, retrying: Retrying) -> None:
+def test_the_task_of_a_killed_worker_is_retried_in_the_same_batch(point: str, retrying: Retrying) -> None:
     driver, world = retrying
     before = world.count()
     world.points.arm(point, after=0 if point == "staged" else 20)

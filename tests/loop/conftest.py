@@ -146,5 +146,5 @@ def with_origin(rows: pa.RecordBatch) -> pa.RecordBatch:
 
 @pytest.fixture
 def world(tmp_path: Path, older: bool) -> Iterator[LoopWorld]:
-    with contextlib.closing(LoopWorld(tmp_path, 3, older)) as made:
-        yield made
+    with contextlib.closing(LoopWorld(tmp_path, 3, older)) as world:
+        yield world

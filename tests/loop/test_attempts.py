@@ -112,10 +112,10 @@ class Rig:
 
 @pytest.fixture
 def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
-    made = Rig(tmp_path, monkeypatch)
-    yield made
-    made.broker.close()
-    assert check(Path(made.path)) == []
+    rig = Rig(tmp_path, monkeypatch)
+    yield rig
+    rig.broker.close()
+    assert check(Path(rig.path)) == []
 
 
 def run(batch: int, run_id: str = "r1") -> SourceRun:
@@ -130,7 +130,7 @@ def test_two_attempts_of_each_task_may_all_be_offered_in_any_order(order: tuple[
     rig.judge()
 
 
-def test_an_attempt_that_nobody_offers_is_never_visible_and_is_swept(rig: Rig) -> None:
+def test_an_attempt_that_is_not_committed_is_never_visible_and_is_deleted(rig: Rig) -> None:
     failed = rig.attempt(run(0), 0, 0, 10)
     messages = [rig.attempt(run(0), partition, 0, 10) for partition in (0, 1)]
     rig.sink().commit(messages, 0)
@@ -263,7 +263,7 @@ def test_an_abort_that_cannot_delete_anything_leaves_the_error_of_the_commit_to_
     assert staged(rig.path) == 0
 
 
-def test_an_old_checkpoint_that_batches_otherwise_publishes_nothing_twice(rig: Rig) -> None:
+def test_an_old_checkpoint_with_other_batches_publishes_no_message_twice(rig: Rig) -> None:
     first, second = rig.own().values()
 
     def commit(batch: int, run_id: str, **spans: tuple[int, int]) -> None:
@@ -284,7 +284,7 @@ def test_an_old_checkpoint_that_batches_otherwise_publishes_nothing_twice(rig: R
     rig.judge()
 
 
-def test_after_a_seek_messages_are_published_again_because_the_user_says_so(rig: Rig) -> None:
+def test_messages_are_published_again_after_a_seek(rig: Rig) -> None:
     tokens = rig.own()
     messages = [rig.attempt(run(0), queue.queue_id, 0, 20, token) for queue, token in tokens.items()]
     rig.sink().commit(messages, 0)

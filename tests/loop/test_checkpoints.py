@@ -36,7 +36,7 @@ def forget_group(world: LoopWorld) -> None:
         store.close()
 
 
-def test_an_old_copy_of_the_checkpoint_repeats_what_the_sink_knows_and_goes_on(world: LoopWorld) -> None:
+def test_an_old_copy_of_the_checkpoint_repeats_published_batches_and_continues(world: LoopWorld) -> None:
     limit = {"maxOffsetsPerTrigger": 30}
     world.produce(20)
     world.run(source=limit)
@@ -52,7 +52,7 @@ def test_an_old_copy_of_the_checkpoint_repeats_what_the_sink_knows_and_goes_on(w
     world.judge()
 
 
-def test_an_old_copy_of_the_checkpoint_that_batches_otherwise_fails_by_name_and_loses_nothing(world: LoopWorld) -> None:
+def test_an_old_copy_of_the_checkpoint_with_other_batches_is_refused_and_loses_no_message(world: LoopWorld) -> None:
     world.produce(20)
     world.run()
     world.checkpoints["old"] = world.checkpoints["ck"].copy()

@@ -41,7 +41,7 @@ def lacking(before: Any, now: Any, at: str = "") -> list[str]:
     """The names in ``before`` that are not in ``now``."""
     if isinstance(before, dict):
         return [name for key in before for name in lacking(before[key], now.get(key, []), f"{at} {key}".strip())]
-    return [f"{at}: {one}" for one in before if one not in now]
+    return [f"{at}: {name}" for name in before if name not in now]
 
 
 @pytest.mark.holds("released formats")

@@ -26,9 +26,9 @@ def read_as(group: str | None, **more: Any) -> dict[str, Any]:
 
 def changes(caplog: pytest.LogCaptureFixture) -> list[str]:
     """Return the warnings of a changed group so far, and forget them."""
-    found = [record.getMessage() for record in caplog.records if "[ORDEREDMQ_GROUP.CHANGED]" in record.getMessage()]
+    warnings = [record.getMessage() for record in caplog.records if "[ORDEREDMQ_GROUP.CHANGED]" in record.getMessage()]
     caplog.clear()
-    return found
+    return warnings
 
 
 def commit(rig: LoopRig, group: str, offsets: dict[MessageQueue, int]) -> None:

@@ -251,7 +251,7 @@ def test_retention_that_overtakes_a_reader_names_the_range_that_is_lost(rig: Loo
     assert numbers(rig.bodies("out")) == list(range(10))
 
 
-def test_an_accepted_loss_goes_on_behind_it_once(rig: LoopRig) -> None:
+def test_an_accepted_loss_is_skipped_once(rig: LoopRig) -> None:
     overtaken(rig)
     assert rig.copied(failOnDataLoss="false") == [5]
     assert numbers(rig.bodies("out")) == [*range(10), *range(30, 35)]

@@ -44,9 +44,9 @@ def offsets(call: dict[str, Any]) -> Sequence[int]:
 
 def asked(rig: LoopRig, query: MicroBatchLoop, since: int) -> tuple[list[tuple[str, Sequence[int]]], int]:
     """The calls that the source of a query got after its constructor, and the number of all calls so far."""
-    known = calls(Path(rig.path).parent)
-    own = [call for call in known[since:] if call["object"] == query.reader.record.thing]
-    return [(call["method"], offsets(call)) for call in own if call["method"] in SPARKS], len(known)
+    events = calls(Path(rig.path).parent)
+    own = [call for call in events[since:] if call["object"] == query.reader.record.thing]
+    return [(call["method"], offsets(call)) for call in own if call["method"] in SPARKS], len(events)
 
 
 def test_the_loop_calls_the_source_in_the_recorded_order(rig: LoopRig) -> None:
@@ -60,8 +60,8 @@ def test_the_loop_calls_the_source_in_the_recorded_order(rig: LoopRig) -> None:
         query = rig.start(SOURCE | {"consumerGroup": checkpoint}, None, checkpoint, format=RecordedSource, **more)
         query.advance(point)
         query.stop()
-        found, at = asked(rig, query, at)
-        assert found == [*expected, ("stop", [])]
+        source_calls, at = asked(rig, query, at)
+        assert source_calls == [*expected, ("stop", [])]
 
     fresh: list[tuple[str, Sequence[int]]] = [
         ("initialOffset", []),
@@ -81,7 +81,7 @@ def test_the_loop_calls_the_source_in_the_recorded_order(rig: LoopRig) -> None:
 
 
 @pytest.mark.parametrize("point", ["planned", "logged", "published", "committed"])
-def test_of_two_sources_the_one_without_new_messages_continues_where_it_was(point: str, rig: LoopRig) -> None:
+def test_a_source_without_new_messages_keeps_its_offset_beside_another_source(point: str, rig: LoopRig) -> None:
     """Both sources log an offset for each batch. Spark asks only a source whose offset is new for partitions."""
     rig.topic("in", 2, rows=10)
     rig.start({**SOURCE, "consumerGroup": "idle"}, None).process_all_available().stop()
@@ -116,7 +116,7 @@ def test_of_two_sources_the_one_without_new_messages_continues_where_it_was(poin
 
 
 @pytest.mark.parametrize("limit", [{"maxOffsetsPerTrigger": "4"}, {"maxBytesPerTrigger": "8"}, {"minOffsetsPerTrigger": "100"}])
-def test_a_run_with_available_now_that_a_limit_ends_early_says_so(
+def test_a_run_with_available_now_warns_of_messages_beyond_its_limit(
     limit: dict[str, str], rig: LoopRig, caplog: pytest.LogCaptureFixture
 ) -> None:
     rig.topic("in", 2, rows=10)
@@ -138,7 +138,7 @@ def test_a_run_with_available_now_is_repeated_until_nothing_is_left(rig: LoopRig
     assert not [lock for lock in rig.broker.admin.locks("g") if lock.held]
 
 
-def test_a_run_with_available_now_that_only_repeats_a_batch_says_so(rig: LoopRig, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_with_available_now_warns_if_it_only_repeats_a_batch(rig: LoopRig, caplog: pytest.LogCaptureFixture) -> None:
     rig.topic("in", 2, rows=10)
     query = rig.start(SOURCE, OUT)
     query.advance("written")

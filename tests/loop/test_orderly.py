@@ -33,11 +33,11 @@ __all__ = ["heard"]
 
 def run(rig: LoopRig, listener: Any, **settings: Any) -> list[Any]:
     """Consume all current messages and return the outcomes."""
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
 
     def keep(outcomes: pa.Table, batch: int) -> None:
         if outcomes.num_rows:
-            found.extend(outcomes.sort_by([("queue_id", "ascending"), ("begin_offset", "ascending")]).to_pylist())
+            rows.extend(outcomes.sort_by([("queue_id", "ascending"), ("begin_offset", "ascending")]).to_pylist())
 
     rig.start(
         {"topic": "in", "consumerGroup": "g", "includeLockToken": "true"},
@@ -46,7 +46,7 @@ def run(rig: LoopRig, listener: Any, **settings: Any) -> list[Any]:
         listener=lambda rows: consume_orderly(rows, listener, OrderPerQueue(suspend_current_queue_time_millis=10, **settings)),
     ).process_all_available()
     names = ("queue_id", "begin_offset", "end_offset", "status", "attempts", "error")
-    return [tuple(row[name] for name in names) for row in found]
+    return [tuple(row[name] for name in names) for row in rows]
 
 
 def test_each_queue_is_consumed_in_order_in_batches_and_its_outcomes_are_rows(rig: LoopRig, heard: Any) -> None:

@@ -66,7 +66,7 @@ def test_a_restarted_member_goes_on_where_the_others_brought_its_queues(shared: 
         ({"assignment": "exclusive"}, "assignment 'exclusive', not 'shared'"),
     ],
 )
-def test_a_member_that_disagrees_is_refused_by_name_and_the_others_go_on(
+def test_a_member_that_disagrees_is_refused_and_the_others_continue(
     shared: LoopRig, other: dict[str, str], difference: str
 ) -> None:
     shared.topic("more", 1)
@@ -102,7 +102,7 @@ def test_starting_offsets_as_json_name_every_queue_of_a_shared_group(shared: Loo
         start(shared, "two", startingOffsets=every.replace('"7"', '"7": 3, "8"'), **own | {"consumerGroup": "other"})
 
 
-def test_an_available_now_run_whose_queues_are_all_held_by_others_says_so_and_ends(world: LoopWorld) -> None:
+def test_an_available_now_run_ends_with_a_warning_if_others_hold_all_its_queues(world: LoopWorld) -> None:
     shared = {"assignment": "shared"}
     other = world.broker.groups.join("other")
     tokens = locked(world.broker, world.group, other, world.queues)

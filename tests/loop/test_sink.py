@@ -18,7 +18,7 @@ from tests.loop.conftest import LoopRig
 OUT = {"topic": "out"}
 
 
-def one(body: Any = b"x", sharding_key: Any = "k", **more: Any) -> pa.RecordBatch:
+def row(body: Any = b"x", sharding_key: Any = "k", **more: Any) -> pa.RecordBatch:
     """Return one row with these columns. A column whose value is None is left out."""
     given = {"body": body, "sharding_key": sharding_key, **more}
     columns = {name: value for name, value in given.items() if value is not None}
@@ -32,33 +32,33 @@ def null(kind: pa.DataType) -> pa.Array:
 
 
 BAD: list[tuple[str, pa.RecordBatch, dict[str, str], str]] = [
-    ("a foreign column", one(foo=1), OUT, "SCHEMA.UNKNOWN_COLUMN"),
-    ("a column that delays", one(delay_time_level=1), OUT, "SCHEMA.UNKNOWN_COLUMN"),
-    ("no body", one(body=None), OUT, "SCHEMA.MISSING_COLUMN"),
-    ("a body of another type", one(1, None), OUT, "SCHEMA.WRONG_TYPE"),
-    ("a missing key column", one(sharding_key=None), {**OUT, "shardingKey": "order_id"}, "SCHEMA.MISSING_COLUMN"),
-    ("a key that is a decimal", one(sharding_key=null(pa.decimal128(10, 0))), OUT, "SCHEMA.WRONG_TYPE"),
-    ("a remainder of text", one(sharding_key="1"), {**OUT, "messageQueueSelector": "mod"}, "SCHEMA.WRONG_TYPE"),
-    ("an order by a map", one(part=null(pa.map_(pa.string(), pa.string()))), {**OUT, "orderBy": "part"}, "SCHEMA.WRONG_TYPE"),
+    ("a foreign column", row(foo=1), OUT, "SCHEMA.UNKNOWN_COLUMN"),
+    ("a column that delays", row(delay_time_level=1), OUT, "SCHEMA.UNKNOWN_COLUMN"),
+    ("no body", row(body=None), OUT, "SCHEMA.MISSING_COLUMN"),
+    ("a body of another type", row(1, None), OUT, "SCHEMA.WRONG_TYPE"),
+    ("a missing key column", row(sharding_key=None), {**OUT, "shardingKey": "order_id"}, "SCHEMA.MISSING_COLUMN"),
+    ("a key that is a decimal", row(sharding_key=null(pa.decimal128(10, 0))), OUT, "SCHEMA.WRONG_TYPE"),
+    ("a remainder of text", row(sharding_key="1"), {**OUT, "messageQueueSelector": "mod"}, "SCHEMA.WRONG_TYPE"),
+    ("an order by a map", row(part=null(pa.map_(pa.string(), pa.string()))), {**OUT, "orderBy": "part"}, "SCHEMA.WRONG_TYPE"),
     (
         "an order by a struct with an array",
-        one(part=null(pa.struct([("a", pa.list_(pa.int8()))]))),
+        row(part=null(pa.struct([("a", pa.list_(pa.int8()))]))),
         {**OUT, "orderBy": "part"},
         "SCHEMA.WRONG_TYPE",
     ),
-    ("a key that is no number", one(), {**OUT, "shardingKeyType": "long"}, "MESSAGE.BAD_KEY"),
-    ("no key", one(sharding_key=None), OUT, "SCHEMA.MISSING_COLUMN"),
-    ("no key for a function of it", one(sharding_key=None), {**OUT, "messageQueueSelector": "mod"}, "SCHEMA.MISSING_COLUMN"),
-    ("no topic at all", one(), {}, "SCHEMA.MISSING_COLUMN"),
-    ("a missing topic", one(), {"topic": "nope"}, "TOPIC.MISSING"),
-    ("a retry topic", one(), {"topic": "%RETRY%g"}, "TOPIC.RESERVED"),
-    ("a path in a name", one(), {"topic": ".."}, "TOPIC.BAD_NAME"),
-    ("a null topic", one(topic=null(pa.string())), {}, "MESSAGE.NULL_TOPIC"),
-    ("a null body", one(null(pa.binary())), OUT, "MESSAGE.NULL_BODY"),
-    ("an oversize body", one("x" * 4194305), OUT, "MESSAGE.TOO_LARGE"),
-    ("a long key", one(sharding_key="k" * 5000), OUT, "MESSAGE.KEY_TOO_LONG"),
-    ("an unloadable selector", one(sharding_key=None), {**OUT, "messageQueueSelector": "no.such:f"}, "OPTION.INVALID"),
-    ("another number of queues than asserted", one(), {**OUT, "topicQueueNums": "3"}, "TOPIC.QUEUE_COUNT"),
+    ("a key that is no number", row(), {**OUT, "shardingKeyType": "long"}, "MESSAGE.BAD_KEY"),
+    ("no key", row(sharding_key=None), OUT, "SCHEMA.MISSING_COLUMN"),
+    ("no key for a function of it", row(sharding_key=None), {**OUT, "messageQueueSelector": "mod"}, "SCHEMA.MISSING_COLUMN"),
+    ("no topic at all", row(), {}, "SCHEMA.MISSING_COLUMN"),
+    ("a missing topic", row(), {"topic": "nope"}, "TOPIC.MISSING"),
+    ("a retry topic", row(), {"topic": "%RETRY%g"}, "TOPIC.RESERVED"),
+    ("a path in a name", row(), {"topic": ".."}, "TOPIC.BAD_NAME"),
+    ("a null topic", row(topic=null(pa.string())), {}, "MESSAGE.NULL_TOPIC"),
+    ("a null body", row(null(pa.binary())), OUT, "MESSAGE.NULL_BODY"),
+    ("an oversize body", row("x" * 4194305), OUT, "MESSAGE.TOO_LARGE"),
+    ("a long key", row(sharding_key="k" * 5000), OUT, "MESSAGE.KEY_TOO_LONG"),
+    ("an unloadable selector", row(sharding_key=None), {**OUT, "messageQueueSelector": "no.such:f"}, "OPTION.INVALID"),
+    ("another number of queues than asserted", row(), {**OUT, "topicQueueNums": "3"}, "TOPIC.QUEUE_COUNT"),
 ]
 
 
@@ -76,7 +76,7 @@ def test_bad_rows_and_options_are_refused_and_nothing_is_written(
 @pytest.mark.parametrize("body", [b"x", "x"])
 def test_the_row_that_the_bad_ones_vary_is_written(rig: LoopRig, body: Any) -> None:
     rig.topic("out", 2)
-    rig.save(OUT, one(body))
+    rig.save(OUT, row(body))
     assert sum(map(len, rig.bodies("out").values())) == 1
 
 
@@ -160,8 +160,8 @@ def test_a_stream_without_the_key_column_is_refused_when_it_is_planned(rig: Loop
 def test_a_selector_that_does_not_choose_by_the_key_needs_none(rig: LoopRig, selector: str) -> None:
     rig.topic("out", 4)
     rig.save({**OUT, "messageQueueSelector": selector}, many(40))
-    found = {number for number, bodies in rig.bodies("out").items() if bodies}
-    assert found == ({0} if ":" in selector else {0, 1, 2, 3})
+    used_queues = {number for number, bodies in rig.bodies("out").items() if bodies}
+    assert used_queues == ({0} if ":" in selector else {0, 1, 2, 3})
 
 
 def first(keys: pa.Array, n: int) -> list[int]:
@@ -177,10 +177,10 @@ def test_order_by_orders_a_tasks_rows(rig: LoopRig) -> None:
 
 def test_a_missing_topic_and_store_are_made_when_the_number_of_queues_is_given(rig: LoopRig, tmp_path: Path) -> None:
     path = str(tmp_path / "new")
-    rig.save({"path": path, "topic": "made", "topicQueueNums": "3", "compression": "lz4"}, one())
+    rig.save({"path": path, "topic": "made", "topicQueueNums": "3", "compression": "lz4"}, row())
     with orderedmq.connect(path) as broker:
-        made = broker.log.topic("made")
-        assert (made.queues, made.compression) == (3, "lz4")
+        topic = broker.log.topic("made")
+        assert (topic.queues, topic.compression) == (3, "lz4")
 
 
 def test_the_same_transaction_is_written_once(rig: LoopRig) -> None:
@@ -196,7 +196,7 @@ def test_the_same_transaction_is_written_once(rig: LoopRig) -> None:
 def test_overwriting_is_refused(rig: LoopRig) -> None:
     rig.topic("out", 2)
     with pytest.raises(OrderedMQError, match="ORDEREDMQ_SINK.MODE"):
-        rig.save(OUT, one(), overwrite=True)
+        rig.save(OUT, row(), overwrite=True)
 
 
 def test_order_by_beyond_its_memory_is_refused_and_nothing_is_written(rig: LoopRig) -> None:

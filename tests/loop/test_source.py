@@ -135,7 +135,7 @@ def test_bad_input_is_refused_when_the_frame_is_built(rig: LoopRig, options: dic
     assert rig.broker.admin.locks() == []
 
 
-def test_a_stream_without_a_group_is_refused_with_what_to_do(rig: LoopRig) -> None:
+def test_a_stream_without_a_group_is_refused(rig: LoopRig) -> None:
     rig.topic("in", 2)
     query = rig.start({"topic": "in"}, OUT)
     with pytest.raises(OptionError, match=r"ORDEREDMQ_OPTION.MISSING.*consumerGroup.*broadcasting"):

@@ -31,15 +31,15 @@ def queues(rig: LoopRig) -> list[MessageQueue]:
 @pytest.fixture
 def request_to(rig: LoopRig) -> Iterator[Any]:
     """A function that requests the stop of a checkpoint's query. The checkpoint must have logged a batch."""
-    made: list[StopRequest] = []
+    requests: list[StopRequest] = []
 
-    def request(checkpoint: str = "ck") -> StopRequest:
-        made.append(StopRequest(rig.checkpoints[checkpoint].end(-1)["owner"]))
-        return made[-1]
+    def create(checkpoint: str = "ck") -> StopRequest:
+        requests.append(StopRequest(rig.checkpoints[checkpoint].end(-1)["owner"]))
+        return requests[-1]
 
-    yield request
-    for one in made:
-        one.withdraw()
+    yield create
+    for request in requests:
+        request.withdraw()
 
 
 def start(rig: LoopRig, **more: Any) -> MicroBatchLoop:
@@ -80,7 +80,7 @@ def test_the_batch_in_flight_is_finished_and_no_other_is_planned(
 
 
 @pytest.mark.holds("stop at a boundary")
-def test_between_two_triggers_the_application_says_what_is_processed(
+def test_offsets_in_a_stop_request_are_committed_between_two_triggers(
     rig: LoopRig, queues: list[MessageQueue], request_to: Any
 ) -> None:
     query = start(rig)
@@ -181,7 +181,7 @@ def test_an_answer_that_was_written_over_is_given_again_at_the_end(
     assert late.answered
 
 
-def test_an_answer_stays_and_another_users_folder_asks_for_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+def test_an_answer_stays_and_another_users_folder_is_ignored(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
     request = StopRequest("../some/owner")
     request.write()
@@ -234,7 +234,7 @@ def test_a_batch_that_takes_longer_than_the_timeout_is_cut(rig: LoopRig, queues:
     assert len(held(rig)) == 2
 
 
-def test_a_query_of_another_format_is_refused_and_goes_on() -> None:
+def test_a_query_of_another_format_is_refused_and_stays_active() -> None:
     application: Any = Application({"rate": 1})
     with pytest.raises(OptionError) as caught:
         stop_at_boundary(application)

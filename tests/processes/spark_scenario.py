@@ -126,42 +126,7 @@ def copy(df: DataFrame, path: str, topic: str, checkpoint: str, **trigger: Any) 
     return writer.trigger(**(trigger or {"processingTime": "50 milliseconds"})).start()
 
 
-def to_the_end(start: Callable[[], Any]) -> int:
-    """Run a query with availableNow until nothing is left, as the guide says. Return the number of runs that read something."""
-    runs = 0
-    while True:
-        query = start()
-        query.awaitTermination()
-        if not query.lastProgress or not query.lastProgress["numInputRows"]:
-            return runs
-        runs += 1
-
-
 # -- the steps
-
-
-def quick_start(path: str) -> dict[str, Any]:
-    """The README's example: produce, run, look, run again."""
-    spark = session()
-    produce(path, "orders", range(200))
-    for numbers in (range(200), range(200, 300)):
-        if numbers[0]:
-            produce(path, "orders", numbers)
-        copy(
-            stream(spark, path, topic="orders", consumerGroup="billing"), path, "invoices", "ck", availableNow=True
-        ).awaitTermination()
-    with orderedmq.connect(path) as broker:
-        offsets = broker.groups.offsets("billing", broker.log.queues("orders"))
-    return audit(bodies(path, "invoices"), range(300)) | {"committed": sum(offsets.values())}
-
-
-def limited(path: str) -> dict[str, Any]:
-    """A run with availableNow and a limit, repeated until nothing is left."""
-    spark = session()
-    produce(path, "limited", range(200))
-    source = stream(spark, path, topic="limited", consumerGroup="limited", maxOffsetsPerTrigger=80)
-    runs = to_the_end(lambda: copy(source, path, "limited-out", "ck-limited", availableNow=True))
-    return audit(bodies(path, "limited-out"), range(200)) | {"runs": runs}
 
 
 def batch_and_sql(path: str) -> dict[str, Any]:
@@ -323,8 +288,6 @@ def moved(path: str) -> dict[str, Any]:
 
 
 STEPS: Mapping[str, Callable[[str], dict[str, Any]]] = {
-    "quick start": quick_start,
-    "limited": limited,
     "batch and SQL": batch_and_sql,
     "hand-over": hand_over,
     "listener": listener,

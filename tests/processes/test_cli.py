@@ -70,7 +70,7 @@ HEAVY = ("lmdb", "numpy", "pandas", "pyarrow", "pyspark")
         (["peek", "--help"], ("pandas", "lmdb")),
     ],
 )
-def test_help_loads_nothing_heavy(arguments: list[str], heavy: tuple[str, ...]) -> None:
+def test_help_imports_no_large_package(arguments: list[str], heavy: tuple[str, ...]) -> None:
     code = (
         "import sys; from orderedmq.cli import app; app(sys.argv[1:], standalone_mode=False); "
         f"print('loaded:', sorted(set({heavy}) & set(sys.modules)))"
@@ -79,7 +79,7 @@ def test_help_loads_nothing_heavy(arguments: list[str], heavy: tuple[str, ...]) 
     assert done.stdout.rstrip().endswith("loaded: []"), done.stdout + done.stderr
 
 
-def test_what_help_says_of_a_command_is_what_the_command_says() -> None:
+def test_help_has_the_first_paragraph_of_each_command() -> None:
     for name, (_, said) in (cli.COMMANDS | cli.GROUPS).items():
         assert (cli.load(name).help or "").partition("\n\n")[0].replace("\n", " ") == said
 
@@ -121,7 +121,7 @@ def test_completion_asks_the_broker_of_a_profile_or_of_options(
     assert completed(None, "--profile", "none", "peek", "ord") == []
 
 
-def test_completion_is_silent_and_makes_nothing_where_there_is_no_store(store: Path) -> None:
+def test_completion_without_a_store_prints_nothing_and_creates_none(store: Path) -> None:
     assert completed(store, "topic", "describe", "o") == completed(store, "group", "delete", "b") == []
     assert not store.exists()
 
@@ -136,7 +136,7 @@ def test_completion_does_not_wait_for_a_cluster_that_is_away(monkeypatch: pytest
         assert time.monotonic() - began < 15
 
 
-def test_lists_leave_out_what_another_process_deletes_meanwhile(
+def test_lists_leave_out_groups_and_topics_that_are_deleted_meanwhile(
     run: Run, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("a", "b"):
@@ -158,7 +158,7 @@ def test_lists_leave_out_what_another_process_deletes_meanwhile(
     assert [row["topic"] for row in run("topic", "list")] == ["b"]
 
 
-def test_a_store_is_made_only_where_nothing_else_is(run: Run, text: Run, store: Path) -> None:
+def test_a_store_is_created_only_in_an_empty_folder(run: Run, text: Run, store: Path) -> None:
     create = ("topic", "create", "a", "--queues", "1")
     store.mkdir()
     run(*create)
@@ -185,7 +185,7 @@ def test_a_store_is_made_only_where_nothing_else_is(run: Run, text: Run, store: 
     assert "STORE.NOT_EMPTY" in text("produce", "a", "--queues", "1", input="x", code=1)
 
 
-def test_servers_are_started_only_where_nothing_else_is(store: Path) -> None:
+def test_servers_are_started_only_in_an_empty_folder(store: Path) -> None:
     store.mkdir()
     (store / "passwd").write_text("root")
     for path, says in ((store, "has other files (passwd)"), (store / "passwd", "cannot be used (Not a directory)")):
@@ -217,7 +217,7 @@ def test_servers_are_started_only_where_nothing_else_is(store: Path) -> None:
         (["topic", "list", "--path", "s3://bucket/x"], 2, "s3: addresses are not supported|MISSING"),
     ],
 )
-def test_what_is_refused_leaves_no_store(run: Run, store: Path, arguments: list[str], code: int, says: str) -> None:
+def test_a_refused_command_creates_no_store(run: Run, store: Path, arguments: list[str], code: int, says: str) -> None:
     assert re.search(says, run(*arguments, code=code))
     assert not store.exists()
 
@@ -250,14 +250,14 @@ def test_a_refusal_has_a_condition_and_an_exit_code(
 
 def _options() -> list[tuple[list[str], str]]:
     """Every option of every command, except commands that start servers or Spark and options that name a broker."""
-    found = []
+    options = []
     for first in ({*cli.COMMANDS} | {*cli.GROUPS}) - {"check", "demo", "rocketmq", "spark", "ui"}:
-        made: Any = cli.load(first)
-        for name, one in made.commands.items() if first in cli.GROUPS else [("", made)]:
-            for option in one.params:
+        group: Any = cli.load(first)
+        for name, command in group.commands.items() if first in cli.GROUPS else [("", group)]:
+            for option in command.params:
                 if option.param_type_name == "option" and option.name not in ("path", "namesrv", "namespace", "follow"):
-                    found.append(([first, name] if name else [first], max(option.opts, key=len)))
-    return sorted(found)
+                    options.append(([first, name] if name else [first], max(option.opts, key=len)))
+    return sorted(options)
 
 
 @pytest.mark.parametrize("text", ["9" * 19, "9" * 5000], ids=["64 bits", "5000 digits"])
@@ -304,7 +304,7 @@ def test_the_path_may_come_before_or_after_the_command(store: Path, tmp_path: Pa
     assert json.loads(runner.invoke(app, ["topic", "list"]).stdout)["topic"] == "a"
 
 
-def test_how_values_look() -> None:
+def test_sizes_and_durations_are_readable() -> None:
     assert [readable.size(value) for value in (0, 1023, 1024, 5_000_000, 3 << 40)] == [
         "0 B",
         "1,023 B",
@@ -340,10 +340,10 @@ def test_a_store_is_copied_while_it_is_used(store: Path, run: Run, tmp_path: Pat
 
 
 def test_a_topics_life(run: Run, text: Run, broker: Broker) -> None:
-    (made,) = run(
+    (topic,) = run(
         "topic", "create", "a", "--queues", "2", "--retention-time", "7d", "--retention-size", "10g", "--compression", "none"
     )
-    assert made["incarnation"] == broker.log.topic("a").incarnation
+    assert topic["incarnation"] == broker.log.topic("a").incarnation
     run("topic", "create", "b", "--queues", "1")
     run("produce", "a", input="1\n2\n3\n")
     listed = run("topic", "list")
@@ -457,7 +457,7 @@ def test_json_objects_have_their_key_in_a_field(run: Run, broker: Broker, tmp_pa
         (["--queues", "3"], "", 1, "QUEUE_COUNT"),
     ],
 )
-def test_what_cannot_be_produced(
+def test_rows_that_cannot_be_produced_are_refused(
     store: Path, broker: Broker, arguments: list[str], given: str | bytes, code: int, says: str
 ) -> None:
     broker.admin.create_topic("a", 2)
@@ -513,7 +513,7 @@ def test_fields_of_objects_are_tags_and_properties(run: Run, broker: Broker) -> 
     assert "not JSON" in CliRunner().invoke(app, ["produce", "a", *fields, "--path", str(broker.path)], input="no").stderr  # type: ignore[attr-defined]
 
 
-def test_nothing_is_drawn_over_what_is_typed(store: Path, broker: Broker) -> None:
+def test_no_progress_is_drawn_over_typed_lines(store: Path, broker: Broker) -> None:
     broker.admin.create_topic("a", 1)
     [queue] = broker.log.queues("a")
     ours, theirs = pty.openpty()
@@ -544,7 +544,7 @@ def test_nothing_is_drawn_over_what_is_typed(store: Path, broker: Broker) -> Non
     assert said.startswith(b"reading lines from the terminal. Press Ctrl-D to end\r\nhello\r\nworld\r\nwrote 2 messages")
 
 
-def test_what_was_written_before_an_error_stays_and_is_counted(store: Path, broker: Broker, tmp_path: Path) -> None:
+def test_lines_written_before_an_error_stay_and_are_counted(store: Path, broker: Broker, tmp_path: Path) -> None:
     broker.admin.create_topic("a", 1)
     lines = [json.dumps({"k": number, "fill": "x" * 1000}) for number in range(20_000)]
     (tmp_path / "in").write_text("\n".join([*lines, "broken", ""]))
@@ -589,8 +589,8 @@ class Following:
 
     def rows(self, count: int) -> list[tuple[int, str]]:
         assert self.process.stdout is not None
-        found = [json.loads(self.process.stdout.readline()) for _ in range(count)]
-        return [(row["queue_id"], row["body"]) for row in found]
+        rows = [json.loads(self.process.stdout.readline()) for _ in range(count)]
+        return [(row["queue_id"], row["body"]) for row in rows]
 
     def end(self) -> str:
         """Send Ctrl-C, assert that the process ends normally, and return its standard error."""
@@ -640,7 +640,7 @@ def test_follow_ends_after_a_count_and_says_when_the_topic_is_another(store: Pat
     assert len(said.splitlines()) == 1
 
 
-def test_a_message_gives_a_terminal_no_orders(run: Run, text: Run, store: Path, broker: Broker) -> None:
+def test_escape_sequences_of_a_message_are_shown_as_text(run: Run, text: Run, store: Path, broker: Broker) -> None:
     """Escape sequences can set the terminal's title, clear its screen, or make it send an answer as if the user had typed it."""
     broker.admin.create_topic("a", 1)
     body, key = "\x1b]0;title\x07\tend\x9b2J\r\nnext\u202egnp.exe\u2066\u200f", "k\x1b[2J\r"

@@ -65,8 +65,8 @@ def broker(store: Path) -> Iterator[Broker]:
 
 
 def take(broker: Broker, group: str, client: ClientIdentity, *queues: MessageQueue) -> list[LockToken]:
-    found = broker.groups.lock(group, client, queues)
-    return [token for token in found.values() if isinstance(token, LockToken)]
+    answers = broker.groups.lock(group, client, queues)
+    return [token for token in answers.values() if isinstance(token, LockToken)]
 
 
 def commit(broker: Broker, group: str, offsets: dict[MessageQueue, int]) -> None:
@@ -113,16 +113,16 @@ def test_a_group_that_is_not_there(run: Run, store: Path, arguments: list[str]) 
 
 def test_describe_shows_members_and_queues(run: Run, text: Run, broker: Broker) -> None:
     first, second = broker.log.queues("a")
-    one, two = broker.groups.join("query-1"), broker.groups.join("query-2")
-    broker.groups.heartbeat("g", one, SHARED, room="r1")
-    broker.groups.heartbeat("g", two, SHARED)
-    broker.groups.commit(dict.fromkeys(take(broker, "g", one, first), 1))
-    take(broker, "g", two, second)
+    first_member, second_member = broker.groups.join("query-1"), broker.groups.join("query-2")
+    broker.groups.heartbeat("g", first_member, SHARED, room="r1")
+    broker.groups.heartbeat("g", second_member, SHARED)
+    broker.groups.commit(dict.fromkeys(take(broker, "g", first_member, first), 1))
+    take(broker, "g", second_member, second)
     rows = run("group", "describe", "g")
     members = [row for row in rows if row["kind"] == "member"]
     assert [(row["client"], row["query"], row["room"]) for row in members] == [
-        (one.client_id, "query-1", "r1"),
-        (two.client_id, "query-2", None),
+        (first_member.client_id, "query-1", "r1"),
+        (second_member.client_id, "query-2", None),
     ]
     assert {(row["assignment"], row["strategy"], row["topics"], row["alive"]) for row in members} == {
         ("shared", "averagely", "a", True)
@@ -130,16 +130,16 @@ def test_describe_shows_members_and_queues(run: Run, text: Run, broker: Broker) 
     assert all(0 <= row["heartbeat_age"] < 60 for row in members)
     queues = [row for row in rows if row["kind"] == "queue"]
     assert [(row["queue_id"], row["owner"], row["offset"], row["end"], row["lag"]) for row in queues] == [
-        (0, one.client_id, 1, 3, 2),
-        (1, two.client_id, None, 3, 3),
+        (0, first_member.client_id, 1, 3, 2),
+        (1, second_member.client_id, None, 3, 3),
     ]
     assert all(0 <= row["lock_age"] < 60 for row in queues)
     assert len(rows) == 4
     shown = text("group", "describe", "g")
     assert "query-1" in shown
     assert "averagely" in shown
-    broker.groups.leave(one)
-    broker.groups.leave(two)
+    broker.groups.leave(first_member)
+    broker.groups.leave(second_member)
     assert [row["alive"] for row in run("group", "describe", "g")] == [False, False]
     assert "has no members now" in text("group", "describe", "g")
 
@@ -183,7 +183,7 @@ def test_seek_to_a_time(run: Run, broker: Broker) -> None:
     assert [row["new"] for row in run("group", "seek", "g", "--to", "2200-01-01T00:00:00Z")] == [6, 3]
 
 
-def test_where_a_seek_may_lead() -> None:
+def test_targets_of_a_seek_are_parsed() -> None:
     assert parse_target(" LATEST", "--to") == Target("latest")
     assert parse_target("1700000000123", "--to") == Target("timestamp", timestamp=1_700_000_000_123_000)
     assert parse_target("1700000000123456", "--to") == Target("timestamp", timestamp=1_700_000_000_123_456)
@@ -219,9 +219,7 @@ def test_where_a_seek_may_lead() -> None:
         (["--to", '{"a": {"embedded": {"0": 1, "1": 2}}}'], 1, "OFFSET.INVALID.*begins at 3"),
     ],
 )
-def test_a_seek_that_makes_no_sense_changes_nothing(
-    run: Run, broker: Broker, arguments: list[str], code: int, says: str
-) -> None:
+def test_a_refused_seek_changes_no_offset(run: Run, broker: Broker, arguments: list[str], code: int, says: str) -> None:
     first, second = broker.log.queues("a")
     commit(broker, "g", {first: 2})
     broker.admin.trim("a", {second: 3})
@@ -259,7 +257,7 @@ def test_a_group_at_work_is_left_alone_unless_forced(run: Run, broker: Broker, a
     assert broker.admin.groups() == []
 
 
-def test_delete_says_what_there_was(run: Run, text: Run, broker: Broker) -> None:
+def test_delete_returns_the_offsets_of_the_group(run: Run, text: Run, broker: Broker) -> None:
     first, second = broker.log.queues("a")
     commit(broker, "g", {first: 1, second: 2})
     commit(broker, "h", {first: 1})
@@ -288,7 +286,7 @@ def parked(broker: Broker) -> MessageQueue:
 
 def test_a_seek_asks_what_becomes_of_parked_messages(run: Run, broker: Broker, parked: MessageQueue) -> None:
     lot = parked_queue("g", parked)
-    known = {lot: 1, parked: 3}
+    offsets_before = {lot: 1, parked: 3}
     for dry in ([], ["--dry-run"]):
         said = run("group", "seek", "g", "--to", "earliest", *dry, code=1)
         assert "GROUP.PARKED" in said
@@ -296,7 +294,7 @@ def test_a_seek_asks_what_becomes_of_parked_messages(run: Run, broker: Broker, p
         assert "--parked keep, --parked drop" in said
         assert "--parked" in run("group", "seek", "g", "--to", "earliest", "--parked", "lose", *dry, code=2)
     run("group", "seek", "g", "--to", "earliest", "--parked", "drop", "--dry-run")
-    assert broker.admin.group_offsets("g") == known
+    assert broker.admin.group_offsets("g") == offsets_before
     run("group", "seek", "g", "--to", '{"a": {"embedded": {"1": 2}}}')
     rows = run("group", "seek", "g", "--to", "earliest", "--parked", "keep")
     assert [(row["topic"], row["queue_id"], row["old"], row["new"]) for row in rows] == [("a", 0, 3, 0), ("a", 1, 2, 0)]
@@ -624,7 +622,7 @@ def test_top_follows_and_ends_with_ctrl_c(store: Path, broker: Broker) -> None:
     assert said.rindex(b"\x1b[?25h") > said.rindex(b"\x1b[?25l")
 
 
-def test_top_shows_what_is_furthest_behind_where_not_all_fit() -> None:
+def test_top_shows_the_queues_with_the_most_lag_if_not_all_fit() -> None:
     from rich.console import Console
 
     rows = [

@@ -72,11 +72,11 @@ def test_fewer_events_are_the_first_ones(events: pa.RecordBatch) -> None:
 
 def one_by_one(bodies: list[bytes]) -> list[dict[str, Any]]:
     """Compute the results of `follow` again, event by event."""
-    known: dict[str, dict[str, Any]] = {}
+    last_by_aircraft: dict[str, dict[str, Any]] = {}
     out = []
     for body in bodies:
         event = json.loads(body)
-        last = known.get(event["tailnum"], {"leg": 0, "chain": 0, "chain_minutes": 0})
+        last = last_by_aircraft.get(event["tailnum"], {"leg": 0, "chain": 0, "chain_minutes": 0})
         new: dict[str, Any] = {"turnaround": None, "carried": None, "gained": None}
         new |= {name: last[name] for name in ("leg", "chain", "chain_minutes")}
         both = last.get("delay") is not None and event["delay"] is not None
@@ -91,7 +91,7 @@ def one_by_one(bodies: list[bytes]) -> list[dict[str, Any]]:
                 new["chain"] = new["chain_minutes"] = 0
         elif last.get("type") == "departure" and both:
             new["gained"] = last["delay"] - event["delay"]
-        known[event["tailnum"]] = {**event, **new}
+        last_by_aircraft[event["tailnum"]] = {**event, **new}
         out.append({name: event[name] for name in ("id", "type", "flight", "tailnum", "actual", "delay")} | new)
     return out
 
@@ -106,11 +106,11 @@ def test_every_event_has_the_result_of_a_calculation_event_by_event_in_any_batch
     _, whole = follow(None, bodies)
     assert [json.loads(body) for body in whole["body"].to_pylist()] == one_by_one(chosen)
     dice = random.Random(4)
-    known: bytes | None = None
+    state: bytes | None = None
     begin, parts = 0, []
     while begin < len(bodies):
         count = dice.choice([0, 1, 2, 50, 1000])
-        known, part = follow(known, bodies.slice(begin, count))
+        state, part = follow(state, bodies.slice(begin, count))
         begin += count
         parts.append(part)
     assert concat_batches(parts).equals(whole)

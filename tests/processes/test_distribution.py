@@ -134,8 +134,8 @@ def test_the_sdist_has_every_file_of_the_repository_but_those_of_its_host(releas
 
 
 def test_the_metadata_is_valid_and_says_what_an_index_shows(wheel: Path) -> None:
-    found = contents(wheel)[f"{NAME}.dist-info/METADATA"]
-    metadata = Metadata.from_email(found, validate=True)
+    text = contents(wheel)[f"{NAME}.dist-info/METADATA"]
+    metadata = Metadata.from_email(text, validate=True)
     assert (metadata.name, str(metadata.version), metadata.license_expression) == (
         "orderedmq",
         orderedmq.__version__,

@@ -116,7 +116,7 @@ def test_a_stopped_owner_is_alive(broker: EmbeddedBroker, start):
     assert isinstance(ask(broker), LockToken)
 
 
-def test_a_killed_owner_is_dead_at_once_and_its_locks_are_free_also_before_it_is_reaped(broker: EmbeddedBroker, start):
+def test_the_locks_of_a_killed_owner_are_free_before_it_is_reaped(broker: EmbeddedBroker, start):
     owner = start()
     owner.kill()
     assert not is_alive(broker.path, owner.client_id)
@@ -138,7 +138,7 @@ def test_a_child_does_not_keep_a_killed_owner_alive(broker: EmbeddedBroker, star
         os.kill(pid, signal.SIGKILL)
 
 
-def test_opening_and_closing_the_file_elsewhere_in_the_owners_process_changes_nothing(broker: EmbeddedBroker, start):
+def test_an_owner_stays_alive_if_its_process_opens_and_closes_its_file(broker: EmbeddedBroker, start):
     owner = start(
         "from orderedmq.embedded.liveness import _file, is_alive\n"
         "for _ in range(3):\n"
@@ -208,9 +208,7 @@ def test_a_presence_ends_once(broker: EmbeddedBroker):
     other.close()
 
 
-def test_a_client_that_leaves_a_store_that_cannot_be_written_is_gone_nevertheless(
-    broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_client_leaves_although_the_store_cannot_be_written(broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch):
     def full(work: object) -> None:
         raise StoreFullError(StoreFullCondition.FULL, "no room")
 

@@ -52,7 +52,10 @@ def test_the_exporter_starts_before_the_store_and_outlives_it(path: Path) -> Non
                 until(lambda: lag in scraped())
             process.send_signal(signal.SIGINT)
             assert process.wait(30) == 0
-            told = process.stderr.read().splitlines()
+            log_lines = process.stderr.read().splitlines()
         finally:
             process.kill()
-    assert [line.partition(",")[0] for line in told] == ["the broker cannot be reached", "the broker can be reached again"] * 2
+    assert [line.partition(",")[0] for line in log_lines] == [
+        "the broker cannot be reached",
+        "the broker can be reached again",
+    ] * 2

@@ -24,7 +24,7 @@ print("busy", flush=True)
 
 
 @pytest.mark.skipif(not hasattr(os, "waitid"), reason="this system cannot wait until a process is stopped")
-def test_all_threads_of_a_server_stand_still_once_it_is_paused(tmp_path: Path) -> None:
+def test_all_threads_of_a_paused_server_are_stopped(tmp_path: Path) -> None:
     server = Server(tmp_path, DEFAULT_VERSION, 0)
     with subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -15,49 +16,6 @@ VERSIONS = ("3.11", "3.12", "3.13")
 #: Timeout in seconds. The installation of an environment with Spark takes minutes.
 _TIMEOUT = 1200
 
-_QUERY = """
-import sys
-import orderedmq
-from ordered_source import ConsumeOrderlyStatus, OrderPerKey, consume_orderly
-from pyspark.sql import SparkSession
-
-assert f"{sys.version_info[0]}.{sys.version_info[1]}" == sys.argv[1]
-# Spark waits only 10 s for a worker, which starts sooner without zip files.
-spark = orderedmq.tuned(SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")).getOrCreate()
-store = {"path": "store", "topicQueueNums": "4"}
-
-def write(numbers):
-    rows = spark.createDataFrame([(f"order-{n % 5}", str(n)) for n in numbers], "sharding_key string, body string").coalesce(1)
-    rows.write.format("orderedmq").mode("append").options(**store, topic="orders").save()
-
-def stream(group, **options):
-    return spark.readStream.format("orderedmq").options(path="store", topic="orders", consumerGroup=group, **options).load()
-
-def copy():
-    sink = stream("copy").select("sharding_key", "body").writeStream.format("orderedmq").options(**store, topic="out")
-    sink.option("checkpointLocation", "ck").trigger(availableNow=True).start().awaitTermination()
-
-write(range(50))
-copy()
-write(range(50, 100))
-copy()
-rows = spark.read.format("orderedmq").options(path="store", topic="out").load()
-bodies = {}
-for row in sorted(rows.collect(), key=lambda row: row.queue_offset):
-    bodies.setdefault(row.sharding_key, []).append(int(row.body))
-assert bodies == {f"order-{key}": list(range(key, 100, 5)) for key in range(5)}, bodies
-
-def listener(messages, context):
-    return ConsumeOrderlyStatus.SUCCESS
-
-statuses = []
-outcomes = stream("heard", parkingLot="true").transform(consume_orderly, listener, OrderPerKey())
-writer = outcomes.writeStream.foreachBatch(lambda batch, _: statuses.extend(row.status for row in batch.collect()))
-writer.option("checkpointLocation", "ck-heard").trigger(availableNow=True).start().awaitTermination()
-assert statuses == ["SUCCESS"] * 100, statuses
-print("DONE")
-"""
-
 
 @pytest.mark.nightly
 @pytest.mark.spark
@@ -68,4 +26,12 @@ def test_a_query_runs_on_each_version_of_python(version: str, tmp_path: Path) ->
     if python is None and os.environ.get("CI") != "true":
         pytest.skip(f"there is no Python {version}")
     assert python is not None
-    assert "DONE" in run(spark_environment("4.3", python), "-c", _QUERY, version, cwd=tmp_path)
+    program = str(Path(__file__).with_name("spark_scenario.py"))
+    # The second step continues the query of the first one.
+    output = run(spark_environment("4.3", python), program, str(tmp_path), "moved", "moved", "listener", cwd=tmp_path)
+    audits = [json.loads(line) for line in output.splitlines()[-3:]]
+    assert [(audit["messages"], audit["lost"], audit["twice"], audit["out of order"]) for audit in audits] == [
+        (200, 0, 0, 0),
+        (400, 0, 0, 0),
+        (400, 0, 0, 0),
+    ]

@@ -39,8 +39,8 @@ message = partial(Stored, topic=b"T", queue_id=0)
 
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
-    with Cluster() as made:
-        yield made
+    with Cluster() as cluster:
+        yield cluster
 
 
 def serve(cluster: Cluster, messages: list[bytes]) -> Puller:
@@ -104,8 +104,8 @@ def _bomb(codec: str, megabytes: int) -> bytes:
     with pa.CompressedOutputStream(sink, codec) as stream:
         for _ in range(megabytes):
             stream.write(bytes(2**20))
-    made: bytes = sink.getvalue().to_pybytes()
-    return made
+    compressed: bytes = sink.getvalue().to_pybytes()
+    return compressed
 
 
 def run(*arguments: str) -> list[str]:
@@ -133,11 +133,11 @@ def test_rows_end_before_a_message_that_cannot_be_read_and_it_is_named_when_it_i
     messages = [message(offset=n, body=b"%d" % n, properties=text(("TAGS", "ab"[n % 2]))) for n in range(10)]
     messages[5] = replace(messages[5], sys_flag=0x201, packed=packed)
     messages[8] = replace(messages[8], sys_flag=0x101, packed=b"nothing of lz4")
-    puller = serve(cluster, [one.pack() for one in messages])
+    puller = serve(cluster, [stored.pack() for stored in messages])
 
     def rows(offset: int, columns: tuple[str, ...] = COLUMNS) -> list[int]:
-        found: list[int] = puller.pull(QUEUE, offset, 100, 1 << 24, columns).column(0).to_pylist()
-        return found
+        offsets: list[int] = puller.pull(QUEUE, offset, 100, 1 << 24, columns).column(0).to_pylist()
+        return offsets
 
     assert rows(0) == [0, 1, 2, 3, 4]
     with pytest.raises(DataLossError) as caught:
@@ -167,14 +167,14 @@ def test_max_bytes_limits_what_a_filtered_pull_decompresses(cluster: Cluster) ->
         message(offset=n, body=bytes(2**20), sys_flag=0x201, properties=text(("TAGS", "ab"[n % 2]))).pack() for n in range(20)
     ]
     puller = serve(cluster, messages)
-    found, begin = [], 0
+    offsets, begin = [], 0
     while begin < 20:
         batch, end = puller.pull_matching(QUEUE, begin, 20 - begin, 3 * 2**20, COLUMNS, A)
         assert begin < end
         assert batch.num_rows <= 3
-        found += batch.column(0).to_pylist()
+        offsets += batch.column(0).to_pylist()
         begin = end
-    assert found == list(range(0, 20, 2))
+    assert offsets == list(range(0, 20, 2))
 
 
 def test_a_task_continues_after_messages_that_are_unreadable_or_missing(caplog: pytest.LogCaptureFixture) -> None:
@@ -225,7 +225,7 @@ def test_a_broker_that_always_asks_for_an_immediate_retry_is_an_error_in_time(
     assert Puller(Client("127.0.0.1:1"))._patience == PULL_MAX_IDLE
 
 
-def test_retries_one_after_another_wait_no_longer_than_the_patience(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retries_of_a_pull_end_within_its_patience(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """Dozens of pulls are outstanding when a broker is cut off. No retry waits longer for a connection than the pull may take."""
 
     def script(link: Link) -> None:

@@ -78,19 +78,21 @@ class Rig(StoreWorld):
 
     def told(self, event: str) -> int:
         """The number of times that the processes of queries reported an event."""
-        return sum(one["event"] == event for one in self.points.history())
+        return sum(entry["event"] == event for entry in self.points.history())
 
     def accepted(self) -> dict[str, list[tuple[int, int]]]:
         """For each queue, the offset and process of each message that a listener accepted, in order of time."""
-        found: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        calls_by_queue: dict[str, list[tuple[int, int]]] = defaultdict(list)
         for call in event_log.read(self.calls):
             if call["ok"]:
-                found[call["queue"]] += [(offset, call["pid"]) for offset in call["offsets"]]
-        return found
+                calls_by_queue[call["queue"]] += [(offset, call["pid"]) for offset in call["offsets"]]
+        return calls_by_queue
 
     def of_executors(self) -> dict[psutil.Process, set[int]]:
         """The ids of the processes below each executor."""
-        return {one: {below.pid for below in one.children(recursive=True)} for one in self.cluster.executors()}
+        return {
+            executor: {process.pid for process in executor.children(recursive=True)} for executor in self.cluster.executors()
+        }
 
     def executor_of(self, pid: int) -> psutil.Process:
         return next(executor for executor, below in self.of_executors().items() if pid in below)
@@ -102,9 +104,9 @@ class Rig(StoreWorld):
 
 @pytest.fixture
 def rig(tmp_path: Path) -> Iterator[Rig]:
-    made = Rig(tmp_path)
-    yield made
-    made.close()
+    rig = Rig(tmp_path)
+    yield rig
+    rig.close()
 
 
 def repeated(calls: Sequence[tuple[int, int]]) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing as mp
 import os
 import resource
 import signal
@@ -25,12 +24,12 @@ from orderedmq.embedded.store.environment import Store
 from orderedmq.embedded.store.segment_file import HEADER_BYTES
 from orderedmq.errors import StoreError
 from orderedmq.model import MessageQueue
+from tests.children import Child, preload
 from tests.contract.support import bodies, queues_of, refused, rows
 from tests.memory import folder_in_memory
 from tests.waits import until
 
-PROCESSES = mp.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["pandas", "orderedmq.embedded.broker", "tests.processes.test_segment_processes"])
+preload("tests.processes.test_segment_processes")
 QUEUE = MessageQueue("orders", "embedded", 0)
 LARGE = 100_000
 #: A number of bytes that is so large that a task begins to write them before it creates its receipt.
@@ -61,18 +60,18 @@ def wait_for_file(path: Path, token: str) -> None:
     until(lambda: file.exists() and file.stat().st_size > HEADER_BYTES, "the task's thread writes")
 
 
-def die_as_tasks(path: Path, count: int) -> None:
+def die_as_tasks(parent: EmbeddedBroker, pipe: Any, count: int) -> None:
     """Fork tasks and kill each of them, either while it writes or after it has created its receipt."""
     for number in range(count):
         child = os.fork()
         if child == 0:
-            with EmbeddedBroker(path) as broker:
+            with EmbeddedBroker(parent.path) as broker:
                 staging = broker.outbox.open(SinkBatch("s", 0), number)
                 staging.add(QUEUE, rows([b"x" * (LARGE if number % 2 else MUCH)]))
                 if number % 2:
                     staging.receipt()
                 else:
-                    wait_for_file(path, staging.token)
+                    wait_for_file(parent.path, staging.token)
                 os.kill(os.getpid(), signal.SIGKILL)
         os.waitpid(child, 0)
 
@@ -85,10 +84,7 @@ def test_killed_tasks_leave_no_file(path: Path, broker: EmbeddedBroker, nightly:
     # Prevent a search for garbage during the test, however long it takes.
     (path / "segments" / garbage.LOOKED).touch()
     os.utime(path / "segments" / garbage.LOOKED, (time.time() + 3600, time.time() + 3600))
-    child = PROCESSES.Process(target=die_as_tasks, args=(path, count))
-    child.start()
-    child.join()
-    assert child.exitcode == 0
+    Child(path, die_as_tasks, count).end()
     assert len(examine(path).unused) == count
     assert collected(path) == count // 2, "the segments of tasks with a receipt may still be published"
     staging = broker.outbox.open(SinkBatch("s", 0), 0)
@@ -100,44 +96,39 @@ def test_killed_tasks_leave_no_file(path: Path, broker: EmbeddedBroker, nightly:
 
 
 def test_a_task_that_is_stopped_keeps_its_segment(path: Path, broker: EmbeddedBroker) -> None:
-    ours, theirs = PROCESSES.Pipe()
-    child = PROCESSES.Process(target=stop_in_the_middle, args=(path, theirs))
-    child.start()
-    assert ours.recv() == "written"
-    assert child.pid is not None
-    os.kill(child.pid, signal.SIGSTOP)
+    child = Child(path, stop_in_the_middle)
+    assert child.pipe.recv() == "written"
+    child.send(signal.SIGSTOP)
     assert collected(path) == 0
     assert len(examine(path).unused) == 1
-    os.kill(child.pid, signal.SIGCONT)
-    ours.send("go on")
-    receipt = ours.recv()
-    child.join()
+    child.send(signal.SIGCONT)
+    child.pipe.send("go on")
+    [receipt] = child.end()
     assert broker.outbox.publish(SinkBatch("s", 0), [receipt]).ranges
     assert bodies(broker, QUEUE) == ["x" * MUCH]
 
 
-def stop_in_the_middle(path: Path, pipe: Any) -> None:
-    with EmbeddedBroker(path) as broker:
-        staging = broker.outbox.open(SinkBatch("s", 0), 0)
-        staging.add(QUEUE, rows([b"x" * MUCH]))
-        wait_for_file(path, staging.token)
-        pipe.send("written")
-        pipe.recv()
-        pipe.send(staging.receipt())
+def stop_in_the_middle(broker: EmbeddedBroker, pipe: Any) -> None:
+    staging = broker.outbox.open(SinkBatch("s", 0), 0)
+    staging.add(QUEUE, rows([b"x" * MUCH]))
+    wait_for_file(broker.path, staging.token)
+    pipe.send("written")
+    pipe.recv()
+    pipe.send(staging.receipt())
 
 
 # -- copies -------------------------------------------------------------------------------------------------------------------------
 
 
-def write_for_ever(path: Path, pipe: Any) -> None:
+def write_until_told(broker: EmbeddedBroker, pipe: Any) -> None:
     """Append small and large bodies in turn to both queues, and report acknowledged appends. Retention deletes old messages."""
-    with EmbeddedBroker(path) as broker:
-        queues, number = queues_of(broker), 0
-        while not pipe.poll(0):
-            body = str(number).ljust(LARGE if number % 2 else 10)
-            broker.log.append({queue: rows([body]) for queue in queues})
-            number += 1
-            pipe.send(number)
+    queues, number = queues_of(broker), 0
+    while not pipe.poll(0):
+        body = str(number).ljust(LARGE if number % 2 else 10)
+        broker.log.append({queue: rows([body]) for queue in queues})
+        number += 1
+        pipe.send(number)
+    pipe.recv()
 
 
 @pytest.mark.holds("snapshot")
@@ -149,16 +140,14 @@ def test_a_copy_of_a_store_in_use_has_what_was_acknowledged_before(
     if not linked:
         monkeypatch.setattr(os, "link", elsewhere)
     broker.admin.alter_topic("orders", retention_bytes=10 * LARGE)
-    ours, theirs = PROCESSES.Pipe()
-    child = PROCESSES.Process(target=write_for_ever, args=(path, theirs))
-    child.start()
-    acknowledged = ours.recv()
+    writer = Child(path, write_until_told)
+    acknowledged = writer.pipe.recv()
     for number in range(20):
-        while ours.poll(0):
-            acknowledged = ours.recv()
+        while writer.pipe.poll(0):
+            acknowledged = writer.pipe.recv()
         copy = tmp_path / f"copy-{number}"
-        made = orderedmq.snapshot(path, copy)
-        assert made.links == (made.segments if linked else 0)
+        result = orderedmq.snapshot(path, copy)
+        assert result.links == (result.segments if linked else 0)
         assert check(copy) == []
         assert examine(copy).unused == examine(copy).foreign == []
         with EmbeddedBroker(copy) as copied:
@@ -170,8 +159,8 @@ def test_a_copy_of_a_store_in_use_has_what_was_acknowledged_before(
             copied.log.append({QUEUE: rows(["new", "n" * LARGE])})
         assert check(copy) == []
     until(lambda: broker.log.bounds([QUEUE])[QUEUE].min_offset > 0, "retention deletes")
-    ours.send("stop")
-    child.join(30)
+    writer.pipe.send("stop")
+    writer.end()
     assert check(path) == []
 
 
@@ -200,7 +189,7 @@ def test_a_copy_is_a_store_of_its_own_with_groups_and_progress(path: Path, broke
 
 
 @pytest.mark.holds("snapshot")
-def test_what_cannot_be_copied_is_refused_and_leaves_no_store(path: Path, broker: EmbeddedBroker, tmp_path: Path) -> None:
+def test_a_refused_snapshot_leaves_no_store(path: Path, broker: EmbeddedBroker, tmp_path: Path) -> None:
     broker.log.append({QUEUE: rows(["a" * LARGE])})
     with refused("STORE.MISSING"):
         orderedmq.snapshot(tmp_path / "none", tmp_path / "copy")
@@ -252,7 +241,7 @@ def test_of_two_snapshots_into_one_folder_one_is_refused_and_the_other_is_whole(
 
 
 @pytest.mark.parametrize(("step", "of"), [("make_folder", "segments"), ("_link", ""), ("sync_folder", "copy")])
-def test_a_copy_that_finds_no_room_says_so_and_leaves_nothing(
+def test_a_copy_without_room_is_refused_and_leaves_no_file(
     path: Path, broker: EmbeddedBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, of: str
 ) -> None:
     done = getattr(snapshot, step)
@@ -271,7 +260,7 @@ def test_a_copy_that_finds_no_room_says_so_and_leaves_nothing(
     orderedmq.snapshot(path, tmp_path / "copy")
 
 
-def test_a_copy_whose_entries_find_no_room_says_so_of_the_copy(path: Path, broker: EmbeddedBroker, tmp_path: Path) -> None:
+def test_a_copy_whose_entries_have_no_room_is_refused_with_its_path(path: Path, broker: EmbeddedBroker, tmp_path: Path) -> None:
     broker.log.append({QUEUE: rows(["a"])})
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (16 * 1024, before[1]))
@@ -306,8 +295,8 @@ def test_a_store_with_ten_thousand_segments(memory: Path, monkeypatch: pytest.Mo
             for number in range(10_000):
                 broker.log.append({QUEUE: rows([number])})
             assert bodies(broker, QUEUE) == [str(number) for number in range(10_000)]
-            made = orderedmq.snapshot(memory / "store", memory / "copy")
-            assert made.segments == 10_000
+            result = orderedmq.snapshot(memory / "store", memory / "copy")
+            assert result.segments == 10_000
             assert check(memory / "store") == check(memory / "copy") == []
             assert broker.admin.trim("orders", {QUEUE: 9_999}) == {QUEUE: 9_999}
             assert len(list((memory / "store" / "segments").glob("*.segment"))) == 1
@@ -316,36 +305,31 @@ def test_a_store_with_ten_thousand_segments(memory: Path, monkeypatch: pytest.Mo
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def few_descriptors(path: Path, pipe: Any) -> None:
+def few_descriptors(broker: EmbeddedBroker, pipe: Any) -> None:
     """Use up all free file descriptors, then write."""
-    with EmbeddedBroker(path) as broker:
-        broker.log.append({QUEUE: rows(["before" * LARGE])})
-        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
-        held = []
+    broker.log.append({QUEUE: rows(["before" * LARGE])})
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+    held = []
+    try:
+        while True:
+            held.append(os.open("/dev/null", os.O_RDONLY))
+    except OSError:
+        pass
+    said = []
+    for work in (lambda: broker.log.append({QUEUE: rows(["x" * LARGE])}), lambda: bodies(broker, QUEUE)):
         try:
-            while True:
-                held.append(os.open("/dev/null", os.O_RDONLY))
-        except OSError:
-            pass
-        said = []
-        for work in (lambda: broker.log.append({QUEUE: rows(["x" * LARGE])}), lambda: bodies(broker, QUEUE)):
-            try:
-                work()
-            except orderedmq.OrderedMQError as error:
-                said.append((error.condition, "ulimit -n" in str(error)))
-        for descriptor in held:
-            os.close(descriptor)
-        broker.log.append({QUEUE: rows(["after"])})
-        pipe.send((said, len(bodies(broker, QUEUE))))
+            work()
+        except orderedmq.OrderedMQError as error:
+            said.append((error.condition, "ulimit -n" in str(error)))
+    for descriptor in held:
+        os.close(descriptor)
+    broker.log.append({QUEUE: rows(["after"])})
+    pipe.send((said, len(bodies(broker, QUEUE))))
 
 
-def test_a_process_without_a_free_descriptor_is_told_so_and_goes_on_later(path: Path, broker: EmbeddedBroker) -> None:
-    ours, theirs = PROCESSES.Pipe()
-    child = PROCESSES.Process(target=few_descriptors, args=(path, theirs))
-    child.start()
-    said, count = ours.recv()
-    child.join()
+def test_a_process_without_a_free_descriptor_gets_a_named_error_until_one_is_free(path: Path, broker: EmbeddedBroker) -> None:
+    [(said, count)] = Child(path, few_descriptors).end()
     assert said == [("ORDEREDMQ_STORE.IO", True)] * 2
     assert count == 2
     assert check(path) == []

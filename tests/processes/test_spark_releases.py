@@ -13,8 +13,6 @@ from tests.environments import ROOT, run, spark_environment
 RELEASES = ("4.0", "4.1", "4.2", "4.3")
 #: What the audit of each step must say, in addition to: no message is lost, comes twice or comes out of order.
 STEPS: dict[str, dict[str, Any]] = {
-    "quick start": {"committed": 300},
-    "limited": {},
     "batch and SQL": {"read": 200},
     "hand-over": {"stopped": True},
     "listener": {"parked": True, "lag": True},

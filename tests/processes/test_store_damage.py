@@ -123,7 +123,7 @@ def judge(world: World, place: Path) -> list[str]:
     # Damaged entries that no read has touched may remain, and then other entries do not agree with them. A payload whose key was changed
     # belongs to no entry.
     left = ("fails", "belongs to no entry")
-    if out[-1] == "right" and (findings := check(place)) and not any(why in one for one in findings for why in left):
+    if out[-1] == "right" and (findings := check(place)) and not any(why in finding for finding in findings for why in left):
         out.append(f"after writes: {findings}")
     return out
 
@@ -200,7 +200,7 @@ class Attempts:
         else:
             self.outcomes["named"] += 1
             self.noticed.append((at, new))
-        wrong = [one[:600] for one in outcomes if one != "right" and one not in NAMED]
+        wrong = [outcome[:600] for outcome in outcomes if outcome != "right" and outcome not in NAMED]
         if wrong:
             self.findings.append(f"byte {at} (page {at // 4096}, {at % 4096}) as {new[:16]!r}: {wrong}")
 
@@ -318,8 +318,8 @@ def test_every_byte_of_the_segments_changed_gives_the_right_answer_or_a_named_er
         for file in changed:
             content = contents[file]
             file.write_bytes(content[:at] + bytes([content[at] ^ 1 << random.randrange(8)]) + content[at + 1 :])
-        found = look(path, answers)
-        assert found["right"] == len(READS) or at >= HEADER_BYTES, "changed headers must not affect readers"
+        outcomes = look(path, answers)
+        assert outcomes["right"] == len(READS) or at >= HEADER_BYTES, "changed headers must not affect readers"
         assert len(check(path)) == len(changed & needed), (at, check(path))
         for file in changed:
             file.write_bytes(contents[file])
@@ -357,9 +357,9 @@ def test_missing_segments_are_named_and_the_others_can_be_read(in_segments):
     path, answers, contents = in_segments
     for file, content in contents.items():
         file.unlink()
-        found = look(path, answers)
-        assert found["right"] >= len(READS) - 2, file
-        assert any(file.stem in finding for finding in check(path)) is (found["right"] < len(READS))
+        outcomes = look(path, answers)
+        assert outcomes["right"] >= len(READS) - 2, file
+        assert any(file.stem in finding for finding in check(path)) is (outcomes["right"] < len(READS))
         file.write_bytes(content)
     shutil.move(path / "segments", path / "elsewhere")
     assert look(path, answers)["ORDEREDMQ_STORE.CORRUPT"] > 3
@@ -435,7 +435,7 @@ def test_a_page_that_leads_back_to_itself_ends_a_walk(place: Path):
     corrupt(place, "groups")
 
 
-def test_a_tree_that_lies_on_free_pages_is_an_older_one(place: Path):
+def test_a_tree_on_free_pages_is_damage(place: Path):
     """A root points to the page that was this database's root before. Its entries are complete, with correct checksums, but old."""
     with EmbeddedBroker(place, clock=FixedClock()) as broker:
         queue = QUEUES[0]
@@ -460,7 +460,7 @@ def test_pages_beyond_the_value_are_not_freed(place: Path):
     change(place, at + 12, (number_at(place, at + 12, 4) + 3).to_bytes(4, "little"))
     with EmbeddedBroker(place, clock=FixedClock()) as broker, refused("STORE.CORRUPT", f"page {at // 4096}"):
         broker.admin.delete_topic("plain")
-    assert [one for one in check(place) if f"page {at // 4096}" in one]
+    assert [finding for finding in check(place) if f"page {at // 4096}" in finding]
 
 
 @pytest.mark.parametrize("database", ["topics", "queues", "groups", "locks", "dead", "parked", "batches", "segments", "space"])
@@ -500,7 +500,7 @@ def test_a_file_that_was_cut_off_is_refused(place: Path, size: int):
     assert caught.value.condition in NAMED
 
 
-def test_a_damaged_note_of_what_a_run_reads_keeps_its_batch_from_being_published(place: Path):
+def test_a_batch_with_a_damaged_registration_is_not_published(place: Path):
     run = SourceRun("query", 3, "run")
     with EmbeddedBroker(place, clock=FixedClock()) as broker:
         broker.outbox.register(run, QUEUES[0], OffsetRange(3, 5), None)
@@ -517,14 +517,14 @@ def test_a_damaged_note_of_what_a_run_reads_keeps_its_batch_from_being_published
 # -- undamaged stores ----------------------------------------------------------------------------------------------------------------
 
 
-def test_pages_of_any_history_are_found_sound(tmp_path: Path):
+def test_pages_of_any_history_are_sound(tmp_path: Path):
     """Trees grow, shrink, split and become empty, with values of all sizes. Some writes are aborted."""
     random = Random(5)
     with lmdb.open(str(tmp_path), map_size=1 << 28, max_dbs=3, sync=False) as env:
         trees = [env.open_db(name) for name in (b"a", b"b", b"c")]
         keys: list[set[bytes]] = [set(), set(), set()]
         for step in range(300):
-            before = [set(known) for known in keys]
+            before = [set(tree_keys) for tree_keys in keys]
             with env.begin(write=True) as txn:
                 for _ in range(random.choice((1, 5, 60))):
                     number = random.randrange(3)
@@ -539,17 +539,17 @@ def test_pages_of_any_history_are_found_sound(tmp_path: Path):
                 if step % 17 == 0:
                     txn.abort()
                     keys = before
-            found: list[str] = []
+            findings: list[str] = []
             with env.begin() as txn, reading(tmp_path) as read:
                 pair = pages.metas(read)
                 assert pair is not None
                 assert pages.wrong_metas(pair) is None
-                snapshot = pages.Snapshot(read, pair[txn.id() & 1], found.append)
+                snapshot = pages.Snapshot(read, pair[txn.id() & 1], findings.append)
                 for number, (name, tree) in enumerate(snapshot.databases().items()):
                     entries = {entry.key: snapshot.value(entry) for entry in snapshot.entries(tree, name)}
                     assert entries == dict(txn.cursor(db=trees[number]))
                 snapshot.require_free()
-            assert found == []
+            assert findings == []
 
 
 def test_a_store_that_others_write_to_is_opened_and_checked_without_a_finding(tmp_path: Path):

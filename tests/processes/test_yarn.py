@@ -130,15 +130,7 @@ class Yarn:
         folder = self._folder / "conf"
         folder.mkdir()
         used.writeXml(self._gateway.jvm.java.io.FileOutputStream(str(folder / "yarn-site.xml")))
-        self._client = self._hadoop.yarn.client.api.YarnClient.createYarnClient()
-        self._client.init(used)
-        self._client.start()
         return folder
-
-    def kill(self) -> None:
-        """Kill all applications, as ``yarn application -kill`` does."""
-        for application in self._client.getApplications():
-            self._client.killApplication(application.getApplicationId())
 
     def processes(self) -> list[psutil.Process]:
         """The processes in containers and the scripts that start them. They have separate sessions; their working directory is
@@ -267,23 +259,23 @@ class Pipeline:
 
     def written(self) -> tuple[dict[str, list[int]], set[str]]:
         """The numbers of each key's messages in ``invoices``, in order, and the containers that processed them."""
-        found: defaultdict[str, list[int]] = defaultdict(list)
+        numbers: defaultdict[str, list[int]] = defaultdict(list)
         containers = set()
         with self.broker() as broker:
             for queue in broker.log.queues("invoices"):
                 batch = broker.log.pull(queue, 0, MESSAGES, 1 << 20, ("sharding_key", "body", "properties"))
                 for row in batch.to_pylist():
-                    found[row["sharding_key"]].append(int(row["body"]))
+                    numbers[row["sharding_key"]].append(int(row["body"]))
                     containers.add(dict(row["properties"])["container"])
-        return found, containers
+        return numbers, containers
 
 
 @pytest.fixture(scope="module")
 def yarn(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Yarn]:
     with jars_required():
-        made = Yarn(tmp_path_factory.mktemp("yarn"))
-    yield made
-    made.close()
+        yarn = Yarn(tmp_path_factory.mktemp("yarn"))
+    yield yarn
+    yarn.close()
 
 
 @pytest.fixture
@@ -303,20 +295,6 @@ def test_executors_run_in_containers_in_client_mode(pipeline: Pipeline) -> None:
     numbers, containers = pipeline.written()
     assert numbers == SENT
     assert len(containers) == 2
-
-
-def test_an_application_that_is_killed_holds_no_queue_and_the_next_one_goes_on_without_a_gap(pipeline: Pipeline) -> None:
-    with pipeline.half_way() as application, pipeline.broker() as broker:
-        assert pipeline.yarn.processes()
-        assert [lock.alive for lock in broker.admin.locks("billing")] == [True] * 4
-        pipeline.yarn.kill()
-        until(lambda: not pipeline.yarn.processes(), "no container is left")
-        assert [lock.alive for lock in broker.admin.locks("billing")] == [False] * 4
-        assert application.wait(120) != 0
-    numbers, _ = pipeline.written()
-    assert 0 < sum(map(len, numbers.values())) < MESSAGES, "the killed application must have written only a part"
-    pipeline.run("cluster", *PYTHON)
-    assert pipeline.written()[0] == SENT
 
 
 def test_a_driver_that_dies_is_started_again_and_goes_on_without_a_gap(pipeline: Pipeline) -> None:

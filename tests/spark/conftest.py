@@ -95,7 +95,7 @@ class Rig(StoreRig):
 
 def numbers(bodies: dict[int, list[str]]) -> list[int]:
     """The numbers in the bodies that `Rig.fill` wrote, sorted."""
-    return sorted(int(body.partition(":")[2]) for found in bodies.values() for body in found)
+    return sorted(int(body.partition(":")[2]) for texts in bodies.values() for body in texts)
 
 
 @pytest.fixture

@@ -51,8 +51,8 @@ def calls(folder: Path) -> list[dict[str, Any]]:
 def _task() -> dict[str, Any]:
     context = TaskContext.get()
     assert context is not None
-    found = {name: context.getLocalProperty(name) for name in (QUERY, BATCH, RUN)}
-    return {"task": context.partitionId(), "attempt": context.attemptNumber(), **found}
+    properties = {name: context.getLocalProperty(name) for name in (QUERY, BATCH, RUN)}
+    return {"task": context.partitionId(), "attempt": context.attemptNumber(), **properties}
 
 
 class RecordedReader(StreamReader):
@@ -76,18 +76,18 @@ class RecordedReader(StreamReader):
     if PASSES_START:
 
         def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-            found = super().latestOffset(start, limit)
+            end = super().latestOffset(start, limit)
             shown = {"kind": type(limit).__name__, **asdict(limit)}  # type: ignore[call-overload]
-            self.record("latestOffset", start=start, limit=shown, result=found)
-            return found
+            self.record("latestOffset", start=start, limit=shown, result=end)
+            return end
 
     else:
 
         def latestOffset(self) -> dict[str, Any]:  # type: ignore[misc]
             without_start: Any = super().latestOffset
-            found: dict[str, Any] = without_start()
-            self.record("latestOffset", result=found)
-            return found
+            end: dict[str, Any] = without_start()
+            self.record("latestOffset", result=end)
+            return end
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         self.record("reportLatestOffset")

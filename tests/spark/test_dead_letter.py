@@ -44,8 +44,8 @@ def decoded(rig: Rig) -> DataFrame:
 
 
 def letters(rig: Rig) -> list[dict[str, Any]]:
-    found = read(rig.broker, DLQ, 0, ("body", "sharding_key", "properties"))
-    return [{**one, **dict(one["properties"])} for one in found]
+    rows = read(rig.broker, DLQ, 0, ("body", "sharding_key", "properties"))
+    return [{**row, **dict(row["properties"])} for row in rows]
 
 
 def end_locks(rig: Rig) -> None:
@@ -65,8 +65,8 @@ def test_rows_that_do_not_decode_become_dead_letters_once_and_the_others_pass_in
     attempts: list[tuple[int, list[tuple[Any, ...]]]] = []
 
     def write(df: DataFrame, batch: int) -> None:
-        found = df.selectExpr("queue_id", "queue_offset", "order.n", "order.list", "one").collect()
-        attempts.append((batch, list(map(tuple, found))))
+        stored = df.selectExpr("queue_id", "queue_offset", "order.n", "order.list", "one").collect()
+        attempts.append((batch, list(map(tuple, stored))))
         if len(attempts) == 1:
             raise RuntimeError("after the letters, before Spark's commit")
 
@@ -79,11 +79,13 @@ def test_rows_that_do_not_decode_become_dead_letters_once_and_the_others_pass_in
     assert len(letters(rig)) == len(BAD)
     end_locks(rig)
     run()
-    found = letters(rig)
-    assert sorted((int(one["REAL_QID"]), int(one["ORDEREDMQ_OFFSET"])) for one in found) == sorted((n % 2, n // 2) for n in BAD)
-    assert {one["colour"] for one in found} == {"red"}
-    assert {one["REAL_TOPIC"] for one in found} == {"in"}
-    assert all(one["ORDEREDMQ_ERROR"].startswith("not an order: ") for one in found)
+    stored = letters(rig)
+    assert sorted((int(letter["REAL_QID"]), int(letter["ORDEREDMQ_OFFSET"])) for letter in stored) == sorted(
+        (n % 2, n // 2) for n in BAD
+    )
+    assert {letter["colour"] for letter in stored} == {"red"}
+    assert {letter["REAL_TOPIC"] for letter in stored} == {"in"}
+    assert all(letter["ORDEREDMQ_ERROR"].startswith("not an order: ") for letter in stored)
     assert [batch for batch, _ in attempts] == [0, 0], "the batch must be repeated"
     for _, passed in attempts:
         for queue in (0, 1):

@@ -27,8 +27,8 @@ SUCCESS = ConsumeOrderlyStatus.SUCCESS
 
 def heard(rig: Rig) -> list[str]:
     """The lines that listeners wrote, in order."""
-    found = rig.folder / "heard"
-    return found.read_text().splitlines() if found.exists() else []
+    log = rig.folder / "heard"
+    return log.read_text().splitlines() if log.exists() else []
 
 
 def start(rig: Rig, outcomes: Any, name: str = "ck", *, available_now: bool = False) -> Any:
@@ -84,16 +84,16 @@ def test_a_poisoned_key_waits_alone_comes_back_by_itself_and_is_never_overtaken(
         lambda: sum(row.status == "SUCCESS" for row in outcomes(rig, consumed.schema)) == 30, "all messages have outcomes", 90
     )
     query.stop()
-    told = outcomes(rig, consumed.schema)
-    assert sorted(row.begin_offset for row in told if row.status == "SUCCESS") == list(range(30))
-    parked = {row.begin_offset: row for row in told if row.status == "PARKED"}
+    results = outcomes(rig, consumed.schema)
+    assert sorted(row.begin_offset for row in results if row.status == "SUCCESS") == list(range(30))
+    parked = {row.begin_offset: row for row in results if row.status == "PARKED"}
     assert sorted(parked) == [0, 5, 10, 15, 20, 25]
     assert {offset for offset, row in parked.items() if row.due_timestamp is not None} == {0}
     assert {row.sharding_key for row in parked.values()} == {"k0-0"}
 
 
 @pytest.mark.holds("concurrent listener")
-def test_what_fails_without_order_comes_back_alone(rig: Rig) -> None:
+def test_messages_that_failed_without_order_come_back_alone(rig: Rig) -> None:
     rig.topic("in", 1, rows=10)
     path = str(rig.folder / "heard")
 
@@ -108,9 +108,9 @@ def test_what_fails_without_order_comes_back_alone(rig: Rig) -> None:
     query = start(rig, consumed)
     until(lambda: sum(row.status == "SUCCESS" for row in outcomes(rig, consumed.schema)) == 10, "all messages are decided", 90)
     query.stop()
-    told = outcomes(rig, consumed.schema)
-    assert sorted(row.begin_offset for row in told if row.status == "SUCCESS") == list(range(10))
-    assert {row.begin_offset for row in told if row.status == "PARKED"} >= {2, 3, 6, 7}
+    results = outcomes(rig, consumed.schema)
+    assert sorted(row.begin_offset for row in results if row.status == "SUCCESS") == list(range(10))
+    assert {row.begin_offset for row in results if row.status == "PARKED"} >= {2, 3, 6, 7}
     assert {"0:0 1:0 2:0 3:0", "4:0 5:0 6:0 7:0", "8:0 9:0"} <= set(heard(rig))
 
 

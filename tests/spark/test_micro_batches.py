@@ -153,12 +153,12 @@ def normalised(folder: Path) -> list[str]:
     - Repeated calls with the same answer are left out, because Spark calls an idle source repeatedly.
     - Times and process ids are left out. The loop has only one process.
     """
-    found = calls(folder)
-    found = [call for part in _by_task(found) for call in part]
+    events = calls(folder)
+    events = [call for part in _by_task(events) for call in part]
     out: list[str] = []
     last = ""
     skipped = False
-    for call in found:
+    for call in events:
         del call["at"], call["pid"]
         line = json.dumps(call)
         if call["method"] == "latestOffset":
@@ -173,8 +173,8 @@ def normalised(folder: Path) -> list[str]:
     return [pattern.sub(lambda match: ids.setdefault(match.group(), f"<{len(ids)}>"), line) for line in out]
 
 
-def _by_task(found: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    for in_task, part in groupby(found, key=lambda call: "task" in call):
+def _by_task(events: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    for in_task, part in groupby(events, key=lambda call: "task" in call):
         if in_task:
             yield sorted(part, key=lambda call: (call["streaming.sql.batchId"], call["task"], call["method"] == "read"))
         else:

@@ -65,7 +65,7 @@ def assert_clean(cells: list[Any]) -> None:
 
 
 @pytest.mark.timeout(400)
-def test_the_first_notebooks_cells_say_what_its_kept_outputs_say(
+def test_the_first_notebook_prints_its_stored_outputs(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Run the notebook in this process and session, because a kernel starts another JVM. The long tier runs all notebooks in a kernel."""

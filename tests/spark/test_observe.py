@@ -34,7 +34,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.name == "orderedmq.lag"]
 
 
-def told(caplog: pytest.LogCaptureFixture, batches: int) -> None:
+def wait_for_batches(caplog: pytest.LogCaptureFixture, batches: int) -> None:
     """Wait until the listener has logged this number of batches. It logs a batch after setting its metrics."""
     until(lambda: len(lines(caplog)) >= batches, f"{batches} batches are logged")
 
@@ -80,19 +80,19 @@ def start(rig: Rig, df: DataFrame, sink: Gate, name: str | None = "lagging") -> 
 
 
 @pytest.mark.usefixtures("listener")
-def test_a_lag_is_seen_while_there_is_one_then_zero_then_nothing(
+def test_the_lag_of_a_query_is_exported_until_the_query_ends(
     rig: Rig, registry: CollectorRegistry, caplog: pytest.LogCaptureFixture
 ) -> None:
     rig.topic("in", 2, rows=60)
     gate = Gate(first=1)
     query = start(rig, rig.stream(topic="in", consumerGroup="g", maxOffsetsPerTrigger=20), gate)
-    told(caplog, 1)
+    wait_for_batches(caplog, 1)
     assert scraped(registry, "orderedmq_queue_lag_messages") == {queue(0): 20, queue(1): 20}
     assert scraped(registry, "orderedmq_queue_next_offset") == {queue(0): 10, queue(1): 10}
     assert scraped(registry, "orderedmq_rows_processed_total") == {'{query="lagging"}': 20}
 
     gate.opened.set()
-    told(caplog, 3)
+    wait_for_batches(caplog, 3)
     assert scraped(registry, "orderedmq_batches_total") == {'{query="lagging"}': 3}
     assert scraped(registry, "orderedmq_queue_lag_messages") == {queue(0): 0, queue(1): 0}
     assert scraped(registry, "orderedmq_queue_next_offset") == {queue(0): 30, queue(1): 30}

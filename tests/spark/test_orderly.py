@@ -39,8 +39,8 @@ def run(rig: Rig, listener: Any, name: str = "ck", *, source: dict[str, Any] | N
     table = str(rig.folder / "outcomes")
     writer = outcomes.writeStream.format("parquet").option("path", table)
     writer.option("checkpointLocation", str(rig.folder / name)).trigger(availableNow=True).start().awaitTermination()
-    found = rig.spark.read.schema(outcomes.schema).parquet(table).orderBy("topic", "queue_id", "begin_offset").collect()
-    return [(row.queue_id, row.begin_offset, row.end_offset, row.status, row.attempts, row.error) for row in found]
+    table_rows = rig.spark.read.schema(outcomes.schema).parquet(table).orderBy("topic", "queue_id", "begin_offset").collect()
+    return [(row.queue_id, row.begin_offset, row.end_offset, row.status, row.attempts, row.error) for row in table_rows]
 
 
 def writing(rig: StoreRig, answer: Callable[[Sequence[Any], ConsumeOrderlyContext], Any]) -> Any:
@@ -56,7 +56,7 @@ def writing(rig: StoreRig, answer: Callable[[Sequence[Any], ConsumeOrderlyContex
 
 
 @pytest.mark.holds("orderly listener")
-def test_a_poison_message_is_retried_put_aside_with_its_origin_and_only_then_the_queue_goes_on(rig: Rig, heard: Any) -> None:
+def test_a_queue_continues_once_its_poison_message_is_a_dead_letter(rig: Rig, heard: Any) -> None:
     rig.topic("in", 1, rows=5)
 
     def answer(messages: Sequence[Any], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus | None:
@@ -77,17 +77,15 @@ def test_a_poison_message_is_retried_put_aside_with_its_origin_and_only_then_the
 
 
 @pytest.mark.holds("stop during a call")
-def test_stop_during_a_listeners_work_lets_no_other_owner_in_before_it_returned_or_the_unlock_delay_passed(
-    rig: Rig, heard: Any
-) -> None:
+def test_a_queue_has_no_other_owner_until_the_listener_returns_or_the_unlock_delay_is_over(rig: Rig, heard: Any) -> None:
     rig.topic("in", 1, rows=1)
     path, go = str(rig.folder / "heard"), rig.folder / "go"
 
-    def told(name: str, until_told: bool) -> Any:
+    def logging_listener(name: str, waits: bool) -> Any:
         def listener(messages: Sequence[Any], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
             with open(path, "a", buffering=1) as file:
                 file.write(f"{name} begins\n")
-                if until_told:
+                if waits:
                     until(go.exists, "the listener may return", 150.0)
                 file.write(f"{name} returns\n")
             return SUCCESS
@@ -99,7 +97,7 @@ def test_stop_during_a_listeners_work_lets_no_other_owner_in_before_it_returned_
         writer = rows.transform(consume_orderly, listener).writeStream.format("noop")
         return writer.option("checkpointLocation", str(rig.folder / name)).start()
 
-    first = start("first", told("first", until_told=True))
+    first = start("first", logging_listener("first", waits=True))
     until(heard, "the first listener is running", 90.0)
     first.stop()
     (lock,) = rig.broker.admin.locks("g")
@@ -107,7 +105,7 @@ def test_stop_during_a_listeners_work_lets_no_other_owner_in_before_it_returned_
     assert rig.broker.admin.locks("g")[0].held
     # Make the lock younger, so that its unlock delay cannot pass before the test ages the lock below, however slow the test is.
     age(rig.path, lock.owner, -1000)
-    start("second", told("second", until_told=False))
+    start("second", logging_listener("second", waits=False))
     until(lambda: rig.broker.groups.members("g"), "the second query is about to ask for the queue", 90.0)
     time.sleep(1)
     assert heard() == ["first begins"]

@@ -58,8 +58,8 @@ def paid(folder: Path) -> list[str]:
 def test_two_runs_of_the_pipeline_each_take_what_is_new(folder: Path) -> None:
     first, later = BLOCKS
     typed(first, folder)
-    found = places(folder)
-    assert len(found) == len(set(found)) == 5
+    first_rows = places(folder)
+    assert len(first_rows) == len(set(first_rows)) == 5
     assert sorted(table(folder, "revenue"), key=str) == [
         {"event": "cancelled", "orders": 1, "total": 35.0},
         {"event": "created", "orders": 3, "total": 67.0},
@@ -67,9 +67,9 @@ def test_two_runs_of_the_pipeline_each_take_what_is_new(folder: Path) -> None:
     ]
     assert paid(folder) == ["order-1"]
     typed(later, folder)
-    more = places(folder)
-    assert len(more) == len(set(more)) == 8
-    assert set(found) < set(more)
+    all_rows = places(folder)
+    assert len(all_rows) == len(set(all_rows)) == 8
+    assert set(first_rows) < set(all_rows)
     assert sum(row["orders"] for row in table(folder, "revenue")) == 8
     assert paid(folder) == ["order-1", "order-3", "order-4"]
     with orderedmq.connect(folder / "data" / "omq") as broker:

@@ -99,18 +99,20 @@ def bare_machine(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def dependencies(name: str, extra: str = "") -> set[str]:
     """Return the names of the packages that pip installs for a package."""
-    found: set[str] = set()
+    names: set[str] = set()
     waiting = {(name, extra)}
     while waiting:
         name, extra = waiting.pop()
-        found.add(canonicalize_name(name))
+        names.add(canonicalize_name(name))
         for line in distribution(name).requires or ():
-            one = Requirement(line)
-            if one.marker is None or one.marker.evaluate({"extra": extra}):
+            requirement = Requirement(line)
+            if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
                 waiting |= (
-                    {(one.name, more) for more in {"", *one.extras}} if canonicalize_name(one.name) not in found else set()
+                    {(requirement.name, more) for more in {"", *requirement.extras}}
+                    if canonicalize_name(requirement.name) not in names
+                    else set()
                 )
-    return found
+    return names
 
 
 @pytest.mark.nightly
@@ -148,10 +150,10 @@ def test_the_tests_of_the_guide_pass_in_a_folder_of_their_own_without_java_and_s
     for folder in (tools, project):
         folder.mkdir()
     link(dependencies("pytest") | {"duckdb"}, tools)
-    for one in snippets(ROOT / "docs" / "guides" / "testing.md"):
-        file = one.code.partition("\n")[0].removeprefix("# ")
-        assert file.endswith(".py"), one.line
-        (project / file).write_text(one.code)
+    for snippet in snippets(ROOT / "docs" / "guides" / "testing.md"):
+        file = snippet.code.partition("\n")[0].removeprefix("# ")
+        assert file.endswith(".py"), snippet.line
+        (project / file).write_text(snippet.code)
     done = subprocess.run(
         [bare / "omq/bin/python", "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", "--basetemp", tmp_path / "stores"],
         cwd=project,
@@ -192,7 +194,7 @@ def test_the_command_is_installed_with_the_wheel(bare: Path, tmp_path: Path) -> 
     assert "demo" in done.stdout
 
 
-def test_what_spark_discovers_loads_nothing_of_weight(tmp_path: Path) -> None:
+def test_the_module_that_spark_discovers_imports_no_large_package(tmp_path: Path) -> None:
     code = (
         "import sys, pyspark.sql.datasource\n"
         "before = set(sys.modules)\n"
@@ -223,7 +225,7 @@ def test_what_spark_discovers_loads_nothing_of_weight(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "fault", ["raise RuntimeError('broken')", "import no_such_module", "this is no Python", "raise SystemExit(3)"]
 )
-def test_what_spark_discovers_survives_a_broken_package(fault: str, tmp_path: Path) -> None:
+def test_the_module_that_spark_discovers_survives_a_broken_package(fault: str, tmp_path: Path) -> None:
     for package in ("orderedmq", "ordered_source", "ordered_sink", "pyarrow", "lmdb"):
         (tmp_path / package).mkdir()
         (tmp_path / package / "__init__.py").write_text(fault + "\n")

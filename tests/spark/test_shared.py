@@ -20,11 +20,11 @@ def start(rig: Rig, name: str, **options: Any) -> Any:
 
 def owners(rig: StoreRig) -> dict[str, list[int]]:
     """The queue ids of each owner."""
-    found: dict[str, list[int]] = {}
+    queues_by_owner: dict[str, list[int]] = {}
     for lock in rig.broker.admin.locks("g"):
         if lock.held:
-            found.setdefault(lock.owner, []).append(lock.queue.queue_id)
-    return found
+            queues_by_owner.setdefault(lock.owner, []).append(lock.queue.queue_id)
+    return queues_by_owner
 
 
 def shares(rig: StoreRig) -> list[int]:

@@ -63,10 +63,10 @@ def test_a_table_is_written_with_its_options_repeated(rig: Rig, table: str) -> N
     )
     added = rig.spark.sql("SELECT CAST('by writeTo' AS BINARY) AS body, 'k0-0' AS sharding_key")
     added.writeTo(table).options(path=rig.path, topic="in").append()
-    found = [body for bodies in rig.bodies("in").values() for body in bodies]
+    bodies_in_topic = [body for bodies in rig.bodies("in").values() for body in bodies]
     first = ["0:0", "0:2", "0:4", "1:1", "1:3", "1:5"]
-    assert sorted(found) == sorted([*first, *first, "values", "by name", "by writeTo"])
-    assert rig.spark.read.options(path=rig.path, topic="in").table(table).count() == len(found)
+    assert sorted(bodies_in_topic) == sorted([*first, *first, "values", "by name", "by writeTo"])
+    assert rig.spark.read.options(path=rig.path, topic="in").table(table).count() == len(bodies_in_topic)
     with pytest.raises(PySparkException, match="ORDEREDMQ_SINK.MODE.*cannot be overwritten"):
         rig.spark.sql(f"INSERT OVERWRITE {table} WITH ({options}) SELECT * FROM {table} WITH ({options})")
     for statement, reason in (
@@ -80,7 +80,7 @@ def test_a_table_is_written_with_its_options_repeated(rig: Rig, table: str) -> N
     ):
         with pytest.raises(PySparkException, match=reason):
             rig.spark.sql(statement)
-    assert sum(map(len, rig.bodies("in").values())) == len(found)
+    assert sum(map(len, rig.bodies("in").values())) == len(bodies_in_topic)
 
 
 def test_a_table_is_a_stream_with_its_options_repeated(rig: Rig, table: str) -> None:

@@ -19,8 +19,8 @@ EVENTS = [(f"order-{n % 5}", f"event {n}") for n in range(100)]
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[TemporaryStore]:
-    with TemporaryStore(tmp_path / "pipeline") as made:
-        yield made
+    with TemporaryStore(tmp_path / "pipeline") as store:
+        yield store
 
 
 def orders(spark: SparkSession, broker: dict[str, str], **options: str) -> DataFrame:
@@ -55,14 +55,14 @@ def test_a_query_that_takes_too_long_is_stopped(store: TemporaryStore, spark: Sp
         store.run_to_end(partial(appended, folder="", write=lambda batch, number: time.sleep(3)), spark, timeout=1)
 
 
-def test_a_query_goes_on_where_it_has_ended(store: TemporaryStore, spark: SparkSession) -> None:
+def test_a_query_continues_where_its_last_run_ended(store: TemporaryStore, spark: SparkSession) -> None:
     store.produce("orders", *EVENTS[:60])
     store.run_to_end(copied, spark)
     store.assert_same("orders", "copies")
     store.produce("orders", *EVENTS[60:])
     # A writer that is passed with the name of its function's checkpoint continues the same query.
     again = store.run_to_end(copied(spark, store.options), checkpoint="copied")
-    assert [one.numInputRows for one in again.recentProgress if one.numInputRows] == [40]
+    assert [progress.numInputRows for progress in again.recentProgress if progress.numInputRows] == [40]
     store.assert_same(EVENTS, "copies")
 
 
@@ -84,10 +84,10 @@ def test_a_query_is_killed_earlier_in_a_batch(store: TemporaryStore, spark: Spar
     store.produce("orders", *EVENTS)
     table = tmp_path / "table"
     store.kill_in_batch(partial(appended, folder=str(table)), spark, 1, after=after)
-    found = counts(spark, table)
-    assert (found[0], found[2]) == (40, 20)
+    rows_by_batch = counts(spark, table)
+    assert (rows_by_batch[0], rows_by_batch[2]) == (40, 20)
     # The table has no file, some files or all files of the killed append.
-    assert 40 <= found[1] <= 80
+    assert 40 <= rows_by_batch[1] <= 80
 
 
 @pytest.mark.nightly

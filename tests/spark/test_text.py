@@ -34,7 +34,7 @@ def fill(rig: Rig) -> None:
     )
 
 
-def found(rig: Rig, topic: str) -> dict[int, list[Any]]:
+def rows_by_queue(rig: Rig, topic: str) -> dict[int, list[Any]]:
     return {
         queue.queue_id: [tuple(row.values()) for row in rig.broker.log.pull(queue, 0, 10, 1 << 20, COLUMNS).to_pylist()]
         for queue in rig.broker.log.queues(topic)
@@ -52,18 +52,18 @@ def test_bytes_are_the_text_that_the_jvm_makes_of_them(spark: SparkSession) -> N
 def test_a_message_goes_from_source_to_sink_and_to_the_queue_of_the_key_that_java_sees(rig: Rig) -> None:
     fill(rig)
     rig.run(rig.stream(topic="in", consumerGroup="g", includeProperties="true"), topic="out", topicQueueNums=5)
-    out = found(rig, "out")
+    out = rows_by_queue(rig, "out")
     assert out.pop(abs(int(java_string_hash(pa.array(["k\ufffd"]))[0])) % 5) == [ODD]
     assert [row for rows in out.values() for row in rows] == [(body, "a", None, []) for body in (b"0", b"2")]
     # Texts that Spark casts from bytes are treated in the same way.
-    made = rig.spark.sql("SELECT X'01' AS body, cast(X'6BFF' AS string) AS sharding_key, cast(X'FF' AS string) AS tags")
-    made.write.format("orderedmq").mode("append").option("path", rig.path).option("topic", "out").save()
-    again = [row for rows in found(rig, "out").values() for row in rows if row[0] == b"\x01"]
+    cast_rows = rig.spark.sql("SELECT X'01' AS body, cast(X'6BFF' AS string) AS sharding_key, cast(X'FF' AS string) AS tags")
+    cast_rows.write.format("orderedmq").mode("append").option("path", rig.path).option("topic", "out").save()
+    again = [row for rows in rows_by_queue(rig, "out").values() for row in rows if row[0] == b"\x01"]
     assert [row[:3] for row in again] == [(b"\x01", "k\ufffd", "\ufffd")]
 
 
 @pytest.mark.holds("other encodings")
-def test_a_listener_gets_such_a_message_and_can_give_it_up(rig: Rig) -> None:
+def test_a_message_with_other_encodings_becomes_a_dead_letter(rig: Rig) -> None:
     fill(rig)
 
     def listener(messages: Sequence[Any], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
