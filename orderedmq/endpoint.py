@@ -1,6 +1,7 @@
 """The address of a broker (a directory, or a cluster's nameservers with an account and TLS), and how the kinds of brokers differ. Pure.
 
-Partitions and lock tokens contain an Endpoint. It is pickled to executors with its secrets, which no repr, message or column shows.
+An Endpoint is pickled to executors with the options of a reader or a writer. No repr or message shows its secrets, and lock tokens contain
+it without them.
 """
 
 from __future__ import annotations
