@@ -11,7 +11,7 @@ import itertools
 import json
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -357,9 +357,6 @@ class Admin:
         config = self._peers.rocketmq.common.TopicConfig(topic, queues, queues)
         self.client.createAndUpdateTopicConfig(broker, config)
 
-    def delete_topic(self, cluster: str, topic: str) -> None:
-        self.client.deleteTopic(topic, cluster)
-
     # These methods ask for one queue at a time, because the statistics of DefaultMQAdminExt for a topic or group use requests that a
     # 4.9 broker does not know.
 
@@ -398,23 +395,5 @@ class Admin:
         connections = self.client.examineConsumerConnectionInfo(group).getConnectionSet()
         return sorted(str(connection.getClientId()) for connection in connections)
 
-    def lock(self, broker: str, group: str, client_id: str, topic: str, queues: Sequence[Queue]) -> list[Queue]:
-        """Ask a broker for locks, as a Java consumer with this client id would. Return the queues whose locks were granted."""
-        granted = self._api().lockBatchMQ(broker, self._body("LockBatchRequestBody", group, client_id, topic, queues), 3000)
-        return sorted((str(queue.getBrokerName()), int(queue.getQueueId())) for queue in granted)
-
-    def unlock(self, broker: str, group: str, client_id: str, topic: str, queues: Sequence[Queue]) -> None:
-        self._api().unlockBatchMQ(broker, self._body("UnlockBatchRequestBody", group, client_id, topic, queues), 3000, False)
-
     def _api(self) -> Any:
         return self.client.getDefaultMQAdminExtImpl().getMqClientInstance().getMQClientAPIImpl()
-
-    def _body(self, name: str, group: str, client_id: str, topic: str, queues: Sequence[Queue]) -> Any:
-        body = getattr(self._peers.rocketmq.remoting.protocol.body, name)()
-        body.setConsumerGroup(group)
-        body.setClientId(client_id)
-        asked = self._peers.java.java.util.HashSet()
-        for broker, queue in queues:
-            asked.add(self._peers.rocketmq.common.message.MessageQueue(topic, broker, queue))
-        body.setMqSet(asked)
-        return body

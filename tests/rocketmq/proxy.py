@@ -20,7 +20,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Final, TypeVar
 
@@ -37,11 +37,6 @@ _PIECE: Final = 64 << 10
 class Way:
     """What happens to the bytes in one direction."""
 
-    #: Seconds by which each byte is delayed. Later bytes are delayed at the same time, not one after another.
-    delay: float = 0.0
-    #: Maximum bytes of a piece, and seconds of pause between two pieces.
-    slice: int = _PIECE
-    pause: float = 0.001
     #: Number of bytes after which the connection is closed in both directions.
     cut_after: int | None = None
     #: Number of bytes after which no more bytes arrive, without an error.
@@ -95,19 +90,6 @@ class Connection:
     def hold(self) -> None:
         """Pass nothing on from now on, in either direction, and without an error, as on a half-open connection."""
         self.proxy._do(self._open.clear)
-
-    def release(self) -> None:
-        """Pass on the bytes that were held, and all later ones."""
-
-        def free() -> None:
-            path = self.path
-            self.path = replace(path, up=replace(path.up, hold_after=None), down=replace(path.down, hold_after=None))
-            self._open.set()
-
-        self.proxy._do(free)
-
-    def cut(self) -> None:
-        self.proxy._do(lambda: self._close(False))
 
     def reset(self) -> None:
         self.proxy._do(lambda: self._close(True))
@@ -225,53 +207,36 @@ class Proxy:
             connection._close(True)
 
     async def _pass(self, connection: Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, up: bool) -> None:
-        """Forward one direction. Each piece is queued with the time at which it is due, so that a delay does not hold up later pieces."""
-        line: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
-        sender = asyncio.ensure_future(self._send(connection, line, writer, up))
+        """Forward one direction."""
         frames = Frames(up, connection.exchanges, self.rewrite if not up else {})
-        try:
-            while data := await reader.read(_PIECE):
-                if up:
-                    connection.up += len(data)
-                else:
-                    connection.down += len(data)
-                passed = frames.feed(data)
-                if passed:
-                    line.put_nowait((time.monotonic() + self._way(connection, up).delay, passed))
-            line.put_nowait((time.monotonic() + self._way(connection, up).delay, frames.rest()))
-            line.put_nowait((0.0, b""))
-            await sender
-        finally:
-            sender.cancel()
-
-    async def _send(
-        self, connection: Connection, line: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter, up: bool
-    ) -> None:
         sent = 0
-        ended = False
-        while not ended:
-            due, data = await line.get()
-            ended = not due
-            await asyncio.sleep(max(0.0, due - time.monotonic()))
-            while data:
-                await connection._open.wait()
-                way = self._way(connection, up)
-                limits = [limit - sent for limit in (way.cut_after, way.hold_after) if limit is not None]
-                piece = data[: max(0, min(way.slice, *limits, len(data)))]
-                data = data[len(piece) :]
-                sent += len(piece)
-                writer.write(piece)
-                await writer.drain()
-                if way.cut_after is not None and sent >= way.cut_after:
-                    connection._close(way.reset)
-                    return
-                if way.hold_after is not None and sent >= way.hold_after:
-                    connection._open.clear()
-                if data and way.slice < _PIECE:
-                    await asyncio.sleep(way.pause)
+        while data := await reader.read(_PIECE):
+            if up:
+                connection.up += len(data)
+            else:
+                connection.down += len(data)
+            sent = await self._send(connection, frames.feed(data), writer, up, sent)
+        await self._send(connection, frames.rest(), writer, up, sent)
         await connection._open.wait()
         if writer.can_write_eof() and not writer.is_closing():
             writer.write_eof()
+
+    async def _send(self, connection: Connection, data: bytes, writer: asyncio.StreamWriter, up: bool, sent: int) -> int:
+        """Write ``data`` as far as the direction allows. Return how many bytes of the direction have been sent by now."""
+        while data and not connection.closed.is_set():
+            await connection._open.wait()
+            way = self._way(connection, up)
+            limits = [limit - sent for limit in (way.cut_after, way.hold_after) if limit is not None]
+            piece = data[: max(0, min(*limits, len(data)) if limits else len(data))]
+            data = data[len(piece) :]
+            sent += len(piece)
+            writer.write(piece)
+            await writer.drain()
+            if way.cut_after is not None and sent >= way.cut_after:
+                connection._close(way.reset)
+            elif way.hold_after is not None and sent >= way.hold_after:
+                connection._open.clear()
+        return sent
 
     @staticmethod
     def _way(connection: Connection, up: bool) -> Way:
@@ -378,11 +343,6 @@ class Network:
     @property
     def broker(self) -> Proxy:
         return self.brokers[0]
-
-    def slow(self, seconds: float) -> None:
-        """Delay every byte by ``seconds`` in both directions, on all later connections."""
-        for proxy in (*self.namesrvs, *self.brokers):
-            proxy.default = replace(proxy.default, up=Way(delay=seconds), down=Way(delay=seconds))
 
     def close(self) -> None:
         for proxy in (*self.namesrvs, *self.brokers):

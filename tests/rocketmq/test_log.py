@@ -3,39 +3,31 @@
 from __future__ import annotations
 
 import contextlib
-import socket
-import struct
 import threading
 import time
 import uuid
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 import orderedmq
 from orderedmq.broker import Broker, Log, PullSettings, QueueBounds
-from orderedmq.endpoint import Endpoint
+from orderedmq.endpoint import Endpoint, TlsOptions
 from orderedmq.errors import DataLossError, OptionError, ProtocolError, RocketMQError, TopicError
 from orderedmq.model import MessageQueue, OffsetRange
-from orderedmq.rocketmq.append.broker_port import BrokerPort, Timing
 from orderedmq.rocketmq.broker import RocketMQBroker
 from orderedmq.rocketmq.codec.stored_message import BODY_AT
 from orderedmq.rocketmq.local.servers import Cluster, Server
-from orderedmq.rocketmq.messages.sender import _NewRows
 from orderedmq.rocketmq.messages.topic_anchor import parse_anchor
 from orderedmq.rocketmq.messages.topic_changes import delete_at_broker
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.wire import admin_requests, message_requests
-from orderedmq.rocketmq.wire.codes import RequestCode
-from orderedmq.rocketmq.wire.frame import FrameDecoder, RemotingCommand
 from orderedmq.tools.producer import Producer
 from tests.contract.support import rows
+from tests.quick_spark import QUICK_JVM
 from tests.rocketmq.group_world import World
-from tests.rocketmq.proxy import Connection, Network, Path, Way
-from tests.unit.rocketmq_peer import feed
 from tests.waits import soon, until
 
 MS = 1000
@@ -263,22 +255,30 @@ def test_a_port_that_is_for_sending_only_is_named(everywhere: World) -> None:
         client.call_address(f"{host}:{int(port) - 2}", message_requests.pull(everywhere.queue, "TOOLS_CONSUMER", 0, 1), soon())
 
 
-def test_an_answer_may_have_another_kind_of_header_than_its_request(everywhere: World) -> None:
-    """If a request has a binary header, the answer of 5.x has a JSON header."""
-    everywhere.log.append({everywhere.queue: numbers(3)})
-    fields = {"topic": everywhere.topic, "queueId": "0"}
-    ext = b"".join(
-        struct.pack(">h", len(name)) + name.encode() + struct.pack(">i", len(value)) + value.encode()
-        for name, value in fields.items()
-    )
-    header = struct.pack(">hbhiiii", RequestCode.GET_MAX_OFFSET, 3, 409, 77, 0, 0, len(ext)) + ext
-    host, _, port = everywhere.cluster.broker.address.rpartition(":")
-    with socket.create_connection((host, int(port)), 10) as connection:
-        connection.sendall(struct.pack(">II", 4 + len(header), 1 << 24 | len(header)) + header)
-        decoder, commands = FrameDecoder(), list[RemotingCommand]()
-        while not commands:
-            commands += feed(decoder, connection.recv(4096))
-    assert (commands[0].code, commands[0].opaque, commands[0].ext["offset"]) == (0, 77, "3")
+def test_a_message_beyond_the_limit_of_the_broker_is_refused(everywhere: World) -> None:
+    """The client never sends such a message, but a broker may have another limit."""
+    queue = everywhere.queue
+    request = message_requests.send(queue, bytes(5 * 1024 * 1024), "", group="p", born=0)
+    with Client(everywhere.cluster.address) as client, pytest.raises(RocketMQError) as caught:
+        client.call(request, soon(), topic=queue.topic, broker_name=queue.broker_name)
+    assert caught.value.sub == "MESSAGE_ILLEGAL"
+
+
+def test_messages_are_sent_and_pulled_over_tls(cluster: Cluster, tmp_path: Path) -> None:
+    """A server without a certificate makes one up, which no authority has signed."""
+    with Cluster(tmp_path, cluster.version, jvm=QUICK_JVM) as encrypted:
+        body = bytes(range(256)) * 4096
+        with orderedmq.connect(namesrv_addr=encrypted.address, tls=TlsOptions(verify=False)) as broker:
+            broker.admin.create_topic("encrypted", 1)
+            [queue] = broker.log.queues("encrypted")
+            broker.log.append({queue: rows([body])})
+            assert read(broker, queue, 0, 1) == [body]
+        with (
+            orderedmq.connect(namesrv_addr=encrypted.address, tls=TlsOptions()) as broker,
+            pytest.raises(RocketMQError) as caught,
+        ):
+            broker.log.topics()
+        assert caught.value.sub == "TLS"
 
 
 def test_a_topic_is_described_by_what_brokers_tell(everywhere: World) -> None:
@@ -329,93 +329,6 @@ def test_a_nameserver_that_was_restarted_does_not_make_topics_disappear(world: W
     finally:
         # Wait until the nameserver knows the broker again.
         world.cluster.start()
-
-
-def test_connections_that_are_cut_while_reading_cost_no_message(cluster: Cluster) -> None:
-    with Network.before(cluster) as network, World(cluster, queues=2, address=network.address) as world:
-        world.log.append({world.queue: numbers(10_000)})
-        # Each connection delivers some messages and is then reset.
-        network.broker.default = Path(down=Way(cut_after=300_000, reset=True))
-        before = len(network.broker.connections)
-        network.broker.each(Connection.reset)
-        assert read(world.broker, world.queue, 0, 10_000) == [b"%d" % number for number in range(10_000)]
-        assert len(network.broker.connections) > before + 3
-
-
-def test_a_send_without_an_answer_is_looked_for_and_done_once(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Either the broker stored a batch and its answer was lost, or the batch itself was lost."""
-    with (
-        Network.before(cluster) as network,
-        RocketMQBroker(Endpoint(None, cluster.address)) as beside,
-        World(cluster, queues=2, address=network.address) as world,
-    ):
-        looks: list[int | None] = []
-        find, send, lose = _NewRows._find, message_requests.send, ["answer", "request"]
-
-        def spy(self: _NewRows, key: str, end: int) -> int | None:
-            looks.append(find(self, key, end))
-            return looks[-1]
-
-        def cut(what: str, sent: int) -> None:
-            """Cut the connections once the batch has reached the proxy or, if the answer is to be lost, once the broker has stored it."""
-            until(lambda: len(network.broker.requests(RequestCode.SEND_BATCH_MESSAGE)) > sent)
-            if what == "answer":
-                until(lambda: beside.log.bounds([world.queue])[world.queue].max_offset == 10)
-            network.broker.each(Connection.reset)
-
-        def lossy(*arguments: object, **more: object) -> object:
-            if lose:
-                what = lose.pop(0)
-                held = Path(down=Way(hold_after=0)) if what == "answer" else Path(up=Way(hold_after=0))
-                network.broker.each(lambda connection: connection.alter(held))
-                cuts.append(pool.submit(cut, what, len(network.broker.requests(RequestCode.SEND_BATCH_MESSAGE))))
-            return send(*arguments, **more)  # type: ignore[arg-type]
-
-        monkeypatch.setattr(_NewRows, "_find", spy)
-        monkeypatch.setattr("orderedmq.rocketmq.append.broker_port.message_requests.send", lossy)
-        cuts: list[Future[None]] = []
-        with ThreadPoolExecutor(1) as pool:
-            for number in range(3):
-                assert world.log.append({world.queue: numbers(10, 10 * number)})[world.queue] == OffsetRange(
-                    10 * number, 10 * number + 10
-                )
-            for done in cuts:
-                done.result()
-        assert read(world.broker, world.queue, 0, 30) == [b"%d" % number for number in range(30)]
-        assert world.log.bounds([world.queue])[world.queue].max_offset == 30
-        assert looks == [0, None]
-
-
-def test_a_broker_that_stands_still_during_a_send_stores_it_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When the broker resumes, it still executes the request that the client gave up."""
-    world.log.sender.timing = Timing(send_timeout=0.5)
-    gave_up = threading.Event()
-    settle_all, send = BrokerPort.settle_all, message_requests.send
-
-    def settling(*arguments: Any) -> None:
-        gave_up.set()
-        settle_all(*arguments)
-
-    def sent(*arguments: Any, **more: Any) -> Any:
-        if not gave_up.is_set():
-            world.cluster.broker.pause()
-        return send(*arguments, **more)
-
-    monkeypatch.setattr(BrokerPort, "settle_all", staticmethod(settling))
-    monkeypatch.setattr("orderedmq.rocketmq.append.broker_port.message_requests.send", sent)
-    with ThreadPoolExecutor(1) as pool:
-        for number in range(2):
-            gave_up.clear()
-            done = pool.submit(world.log.append, {world.queue: numbers(10, 10 * number)})
-            # If the append ends without giving up, stop waiting; its result below raises its error.
-            done.add_done_callback(lambda _: gave_up.set())
-            try:
-                assert gave_up.wait(60)
-            finally:
-                world.cluster.broker.resume()
-            assert done.result(60) == {world.queue: OffsetRange(10 * number, 10 * number + 10)}
-    assert read(world.broker, world.queue, 0, 20) == [b"%d" % number for number in range(20)]
-    assert world.log.bounds([world.queue])[world.queue].max_offset == 20
 
 
 # -- several brokers
