@@ -31,7 +31,7 @@ from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.wire import admin_requests, group_requests
 from tests.contract.support import letters, read, rows
 from tests.rocketmq.group_world import World, condition, error_of, granted, refused
-from tests.rocketmq.peers import Consumer, Peers
+from tests.rocketmq.peers import Peers
 from tests.rocketmq.proxy import Connection, Network, Path, Way
 from tests.waits import first_good, soon
 
@@ -303,8 +303,7 @@ def test_a_message_has_a_dead_letter_whatever_its_properties_are(world: World) -
 
 
 @pytest.mark.holds("dead letter by condition")
-@pytest.mark.parametrize("number", [1, 3])
-@pytest.mark.parametrize("lost", ["answer", "request"])
+@pytest.mark.parametrize(("lost", "number"), [("answer", 1), ("request", 3)])
 def test_a_letter_is_there_once_though_an_answer_or_a_request_is_lost(
     cluster: Cluster, lost: str, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -339,19 +338,11 @@ def test_a_letter_is_there_once_though_an_answer_or_a_request_is_lost(
 # -- a Java consumer as a neighbour -----------------------------------------------------------------------------------------------
 
 
-def owned(java: Consumer, topic: str) -> list[tuple[str, int]]:
-    """Return the queues of the topic that a Java consumer owns and has locked. Its queue of the retry topic is left out."""
-    table = java.client.getDefaultMQPushConsumerImpl().getRebalanceImpl().getProcessQueueTable()
-    entries = [(entry.getKey(), entry.getValue()) for entry in table.entrySet()]
-    locked = [queue for queue, process in entries if process.isLocked() and str(queue.getTopic()) == topic]
-    return sorted((str(queue.getBrokerName()), int(queue.getQueueId())) for queue in locked)
-
-
 def test_a_java_consumer_and_a_query_share_a_group(usual: World, peers: Peers) -> None:
     java = peers.consumer(usual.cluster.address, usual.group, usual.topic)
     groups = usual.broker.groups
     try:
-        first_good(lambda: owned(java, usual.topic), lambda queues: len(queues) == 4)
+        first_good(lambda: java.queues, lambda queues: len(queues) == 4)
         everything = [("broker-a", number) for number in range(4)]
         exclusive = groups.join("greedy")
         # Both subscriptions must be refused before a heartbeat changes anything for the Java consumer.
@@ -361,7 +352,7 @@ def test_a_java_consumer_and_a_query_share_a_group(usual: World, peers: Peers) -
         both = Subscription("shared", f"{usual.topic},{usual.topic}-2", "AVG")
         refusal = error_of(lambda: groups.heartbeat(usual.group, exclusive, both))
         assert (refusal.condition, java.id in refusal.message) == ("ORDEREDMQ_GROUP.DISAGREES", True)
-        assert owned(java, usual.topic) == everything
+        assert java.queues == everything
 
         me = groups.join("me")
         members = groups.heartbeat(usual.group, me, usual.shared())
@@ -373,7 +364,7 @@ def test_a_java_consumer_and_a_query_share_a_group(usual: World, peers: Peers) -
         theirs = [(queue.broker_name, queue.queue_id) for queue in usual.queues if queue not in mine]
         assert len(mine) == len(theirs) == 2
         # Request code 40 makes the Java consumer rebalance: it gives up our half of the queues and keeps its own half.
-        first_good(lambda: owned(java, usual.topic), lambda queues: queues == theirs)
+        first_good(lambda: java.queues, lambda queues: queues == theirs)
         tokens = granted(first_good(lambda: groups.lock(usual.group, me, mine), lambda out: not refused(out)))
         [other, _] = [queue for queue in usual.queues if queue not in mine]
         # On a busy machine the Java consumer may report its queues too late. The client asks it again after 30 s.
@@ -399,7 +390,7 @@ def test_a_java_consumer_and_a_query_share_a_group(usual: World, peers: Peers) -
         assert held == [(queue.broker_name, queue.queue_id) for queue in sorted(mine)]
 
         groups.leave(me)
-        first_good(lambda: owned(java, usual.topic), lambda queues: queues == everything, 60)
+        first_good(lambda: java.queues, lambda queues: queues == everything, 60)
     finally:
         java.stop()
 

@@ -22,12 +22,12 @@ pytestmark = pytest.mark.spark
 class World:
     """A topic and a group on a cluster."""
 
-    def __init__(self, cluster: Cluster, folder: Path, queues: int = 3) -> None:
+    def __init__(self, cluster: Cluster, folder: Path) -> None:
         self.cluster, self.folder = cluster, folder
         self.broker: Broker = orderedmq.connect(namesrv_addr=cluster.address)
         self.topic = f"storm-{uuid.uuid4().hex[:8]}"
         self.group = f"{self.topic}-g"
-        self.broker.admin.create_topic(self.topic, queues)
+        self.broker.admin.create_topic(self.topic, 3)
         self.queues: list[MessageQueue] = until(lambda: self.broker.log.queues(self.topic), "the topic is known")
 
     def spec(self, checkpoint: str, **more: Any) -> dict[str, Any]:
@@ -54,12 +54,3 @@ def test_killed_drivers_and_a_killed_broker_lose_and_reorder_nothing_of_any_key(
 ) -> None:
     storm = Storm(world, tmp_path / "calls", monkeypatch, keys=200, members=1)
     storm.run(messages=2000, poison=2, kills=3, interrupts=[world.restart_broker])
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(2400)
-def test_eight_kills_a_broker_killed_twice_and_two_members_lose_and_reorder_nothing_of_two_thousand_keys(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    storm = Storm(world, tmp_path / "calls", monkeypatch, keys=2000, members=2)
-    storm.run(messages=200_000, poison=5, kills=8, interrupts=[world.restart_broker] * 2, seconds=1800.0)

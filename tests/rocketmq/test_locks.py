@@ -30,7 +30,7 @@ from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.rocketmq.wire import registers
 from orderedmq.tools.seek import copy_offsets
 from tests.contract.support import letters
-from tests.rocketmq.group_world import World, condition, error_of, granted, refused
+from tests.rocketmq.group_world import World, condition, granted, refused
 from tests.stopped_readers import stopped
 from tests.waits import first_good, until
 
@@ -39,12 +39,6 @@ pytestmark = pytest.mark.usefixtures("unhurried")
 ROOT = Path(__file__).parents[2]
 #: Seconds that a lock of ``quick`` lives without a renewal.
 LIFE = 3.0
-
-
-@pytest.fixture
-def world(every_version: Cluster) -> Iterator[World]:
-    with World(every_version) as made:
-        yield made
 
 
 @pytest.fixture
@@ -319,72 +313,6 @@ def test_a_renewal_never_takes_back_what_is_committed_beside_it(usual: World, mo
     assert groups.offsets(usual.group, [queue]) == {queue: 5}
 
 
-@pytest.mark.holds("one owner")
-def test_a_lock_that_another_got_while_the_broker_was_anew_is_lost(usual: World) -> None:
-    me = usual.broker.groups.join("me")
-    tokens = usual.lock(usual.broker, me)
-    usual.broker.groups.trust = 120
-    usual.cluster.broker.restart()
-    rival = usual.connect()
-    usual.lock(rival, rival.groups.join("them"), usual.queues[:1])
-    assert usual.broker.groups.renew(tokens) == tokens[:1]
-    assert usual.broker.groups.stale(tokens) == tokens[:1]
-
-
-def test_a_broker_that_is_away_for_longer_than_a_lock_is_trusted_costs_no_lock(
-    usual: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    me = usual.broker.groups.join("me")
-    tokens = usual.lock(usual.broker, me)
-    usual.cluster.broker.kill()
-    usual.broker.groups.trust = 0.0
-    with monkeypatch.context() as patch:
-        patch.setattr("orderedmq.rocketmq.group.groups._RENEW_TIMEOUT", 0.5)
-        assert error_of(lambda: usual.broker.groups.renew(tokens)).condition.startswith("ORDEREDMQ_ROCKETMQ.")
-    usual.cluster.broker.start()
-    assert usual.broker.groups.renew(tokens) == []
-
-
-def test_members_and_locks_are_waited_for_while_their_broker_is_away(usual: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each single request for members or locks times out long before the broker is back."""
-    groups, joining = usual.broker.groups, usual.connect().groups
-    groups.trust = 120
-    me, them = groups.join("me"), joining.join("them")
-    groups.heartbeat(usual.group, me, usual.shared())
-    monkeypatch.setattr("orderedmq.rocketmq.group.membership.LIST_TIMEOUT", 0.1)
-    monkeypatch.setattr("orderedmq.rocketmq.group.membership._BEAT_TIMEOUT", 0.1)
-    usual.cluster.broker.kill()
-    with ThreadPoolExecutor(3) as pool:
-        listed = pool.submit(groups.members, usual.group)
-        locked = pool.submit(groups.lock, usual.group, me, usual.queues[:1])
-        joined = pool.submit(joining.heartbeat, usual.group, them, usual.shared())
-        usual.cluster.broker.start()
-        assert me.client_id in [member.client_id for member in listed.result()]
-        assert len(granted(locked.result())) == 1
-        assert them.client_id in [member.client_id for member in joined.result()]
-
-
-@pytest.mark.holds("one owner")
-def test_a_broker_that_was_restarted_gives_nobody_the_queues_of_members_that_have_not_reported_yet(usual: World) -> None:
-    other, groups = usual.connect().groups, usual.broker.groups
-    me, them = groups.join("me"), other.join("them")
-    other.heartbeat(usual.group, them, usual.shared())
-    theirs = granted(other.lock(usual.group, them, usual.queues[:2]))
-    groups.heartbeat(usual.group, me, usual.shared())
-    for one in (groups, other):
-        one.trust = 120
-    usual.cluster.broker.restart()
-    both = sorted([me.client_id, them.client_id])
-    assert [member.client_id for member in groups.heartbeat(usual.group, me, usual.shared())] == both
-    assert usual.ids(usual.connect()) == [me.client_id], "the broker must have lost the other member"
-    answers = groups.lock(usual.group, me, usual.queues)
-    assert [answer.queue for answer in refused(answers)] == usual.queues[:2]
-    assert other.renew(theirs) == []
-    # A member that has really gone counts as a member only as long as it could have trusted its locks.
-    groups.trust = 0.0
-    assert [member.client_id for member in groups.members(usual.group)] == [me.client_id]
-
-
 @pytest.mark.holds("one owner", "group offset")
 def test_a_member_that_joins_while_a_broker_restarts_gets_a_queue_with_its_offset_once_it_is_given_back(usual: World) -> None:
     """The broker has forgotten the owner, its lock and its last offset, and the new member has never seen the owner."""
@@ -415,37 +343,37 @@ def test_a_member_that_joins_while_a_broker_restarts_gets_a_queue_with_its_offse
 
 
 @pytest.mark.holds("newer format")
-def test_a_newer_version_takes_a_queue_for_good(world: World) -> None:
-    groups, restarted = world.broker.groups, world.connect().groups
-    [token] = world.lock(world.broker, groups.join("me"), [world.queue])
-    world.send(world.queue, 3)
+def test_a_newer_version_takes_a_queue_for_good(usual: World) -> None:
+    groups, restarted = usual.broker.groups, usual.connect().groups
+    [token] = usual.lock(usual.broker, groups.join("me"), [usual.queue])
+    usual.send(usual.queue, 3)
     groups.commit({token: 2})
     # A newer version raises the fence like this when it takes the queue.
-    groups._offsets.fence(world.group, {world.queue: registers.NEWER | token.epoch})
+    groups._offsets.fence(usual.group, {usual.queue: registers.NEWER | token.epoch})
     assert condition(lambda: groups.commit({token: 3})) == "LOCK.LOST"
-    assert condition(lambda: restarted.lock(world.group, restarted.join("me"), [world.queue])) == "GROUP.NEWER_FORMAT"
+    assert condition(lambda: restarted.lock(usual.group, restarted.join("me"), [usual.queue])) == "GROUP.NEWER_FORMAT"
     # The group's offsets can be used in another group.
-    copy_offsets(world.broker, world.group, other := f"{world.group}-earlier")
-    assert groups.offsets(other, [world.queue]) == groups.offsets(world.group, [world.queue]) == {world.queue: 2}
+    copy_offsets(usual.broker, usual.group, other := f"{usual.group}-earlier")
+    assert groups.offsets(other, [usual.queue]) == groups.offsets(usual.group, [usual.queue]) == {usual.queue: 2}
 
 
-def test_a_lock_of_nobody_who_is_known_is_in_use_and_cannot_be_taken_away(world: World) -> None:
-    groups, admin = world.broker.groups, world.connect().admin
+def test_a_lock_of_nobody_who_is_known_is_in_use_and_cannot_be_taken_away(usual: World) -> None:
+    groups, admin = usual.broker.groups, usual.connect().admin
     me = groups.join("me")
-    [token] = world.lock(world.broker, me, world.queues[:1])
-    assert condition(lambda: admin.seek(world.group, {token.queue: 0})) == "GROUP.IN_USE"
-    assert condition(lambda: admin.release(world.group, world.queues, force=True)) == "LOCK.HELD_BY_OTHER"
+    [token] = usual.lock(usual.broker, me, usual.queues[:1])
+    assert condition(lambda: admin.seek(usual.group, {token.queue: 0})) == "GROUP.IN_USE"
+    assert condition(lambda: admin.release(usual.group, usual.queues, force=True)) == "LOCK.HELD_BY_OTHER"
     groups.leave(me)
-    assert admin.release(world.group, world.queues) == []
-    admin.seek(world.group, {token.queue: 0})
+    assert admin.release(usual.group, usual.queues) == []
+    admin.seek(usual.group, {token.queue: 0})
 
 
-def test_what_others_do_is_known_after_a_second_and_to_a_commit_at_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_others_do_is_known_after_a_second_and_to_a_commit_at_once(usual: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A query checks its locks between any two batches. With a round trip each time, an idle query would do little else."""
-    groups, admin = world.broker.groups, world.connect().admin
+    groups, admin = usual.broker.groups, usual.connect().admin
     me = groups.join("me")
-    groups.heartbeat(world.group, me, world.shared())
-    tokens = world.lock(world.broker, me)
+    groups.heartbeat(usual.group, me, usual.shared())
+    tokens = usual.lock(usual.broker, me)
     assert groups.fence_age == FENCE_AGE == 1.0
     # Long enough for 50 checks on a busy machine.
     groups.fence_age = 60.0
@@ -460,11 +388,11 @@ def test_what_others_do_is_known_after_a_second_and_to_a_commit_at_once(world: W
     for _ in range(50):
         assert groups.stale(tokens) == []
     assert [count for count in asked if count] == [len(tokens)]
-    admin.seek(world.group, {tokens[0].queue: 0}, force=True)
+    admin.seek(usual.group, {tokens[0].queue: 0}, force=True)
     assert condition(lambda: groups.commit({tokens[0]: 0})) == "LOCK.LOST"
     assert groups.stale(tokens) == tokens[:1], "a refused commit must be known immediately"
-    admin.seek(world.group, {tokens[1].queue: 0}, force=True)
+    admin.seek(usual.group, {tokens[1].queue: 0}, force=True)
     assert not groups.check(tokens[1])
-    admin.seek(world.group, {tokens[2].queue: 0}, force=True)
+    admin.seek(usual.group, {tokens[2].queue: 0}, force=True)
     groups.fence_age = FENCE_AGE
     first_good(lambda: groups.stale(tokens), lambda gone: tokens[2] in gone)

@@ -8,7 +8,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 import orderedmq
@@ -27,7 +26,6 @@ from tests.contract.support import locked, rows
 from tests.jars import jars_required
 from tests.rocketmq.peers import Peers
 from tests.rocketmq.rocketmq_proxy import ProxyServer, bodies
-from tests.rocketmq.test_spark import Rig, in_order, rigged, sender
 from tests.waits import soon, until
 
 #: Messages with two alternating keys. If a request's key were given to all its messages, half of them would have the wrong key.
@@ -244,33 +242,3 @@ def test_brokers_before_5_4_behind_a_proxy_have_the_rows_of_a_fifo_topic_with_th
             in_fifo("fifo-old", direct, through)
     finally:
         made.stop()
-
-
-@pytest.mark.nightly
-@pytest.mark.spark
-def test_a_query_reads_and_writes_fifo_topics_through_a_proxy_and_goes_on_there_after_a_restart(
-    spark: SparkSession,
-    newest: Cluster,
-    direct: Broker,
-    proxy: ProxyServer,
-    peers: Peers,
-    tmp_path: pathlib.Path,
-    request: pytest.FixtureRequest,
-) -> None:
-    for rig in rigged(spark, newest, tmp_path, request):
-        _copy_between_fifo_topics(rig, direct, proxy, peers)
-
-
-def _copy_between_fifo_topics(rig: Rig, direct: Broker, proxy: ProxyServer, peers: Peers) -> None:
-    rig.address = proxy.address
-    source, target = f"{rig.group}-in", f"{rig.group}-out"
-    for topic in (source, target):
-        make(direct, topic, "FIFO", 4)
-    # A Java producer's messages have sharding keys, so a Proxy accepts them for a FIFO topic.
-    send = sender(peers, proxy.address)
-    send(source, range(300))
-    rig.write(rig.stream(source), target)
-    in_order(bodies(direct, target), 300)
-    send(source, range(300, 400))
-    rig.write(rig.stream(source), target)
-    in_order(bodies(direct, target), 400)

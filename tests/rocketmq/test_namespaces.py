@@ -15,7 +15,6 @@ import orderedmq
 from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus, OrderPerQueue, consume_orderly
 from orderedmq.broker import Broker
 from orderedmq.cli import app
-from orderedmq.errors import GroupError
 from orderedmq.model import is_retry
 from orderedmq.ownership.lock import LockToken
 from orderedmq.ownership.membership import Subscription
@@ -134,14 +133,6 @@ def test_the_command_shows_the_names_of_its_namespace_and_no_others(cluster: Clu
     names = {json.loads(line)["topic"] for line in shown.output.splitlines()}
     assert "ns-listed" in names
     assert "ns-not-listed" not in names
-
-
-def test_a_topic_whose_name_is_too_long_with_its_namespace_is_refused_before_it_is_made(
-    inside: Broker, outside: Broker
-) -> None:
-    with pytest.raises(GroupError, match="too long with namespace 'acme'"):
-        inside.admin.create_topic("t" * 125, 1)
-    assert not [topic for topic in outside.log.topics() if "t" * 125 in topic.name]
 
 
 def test_requests_of_a_namespace_of_version_2_are_taken(cluster: Cluster, outside: Broker) -> None:

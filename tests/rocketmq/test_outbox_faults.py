@@ -12,22 +12,18 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 
 import pytest
 
 from orderedmq.broker import Receipt, SinkBatch
-from orderedmq.errors import RocketMQUnavailableError, SinkError
+from orderedmq.errors import RocketMQUnavailableError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.codec.encode import SendBody
 from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.rocketmq.sink.broker_lock import LockTiming
 from orderedmq.rocketmq.sink.broker_queue import RocketMQQueue
-from orderedmq.rocketmq.sink.commit_report import parse_token
 from orderedmq.rocketmq.sink.message_stamp import read_stamp
-from orderedmq.rocketmq.sink.staging import RocketMQStaging
 from orderedmq.rocketmq.wire.codes import RequestCode
 from tests.rocketmq.outbox_world import QUICK, SHORT_SENDS, World, numbered, rows, spoil
 from tests.rocketmq.proxy import Connection, Network, Path, Way
@@ -121,27 +117,6 @@ def assert_stamps_are_unique(world: World) -> None:
 
 
 @pytest.mark.usefixtures("small_requests")
-def test_queues_on_one_connection_recover_from_the_loss_that_one_of_them_causes(
-    usual: World, network: Network, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fates: dict[int, Callable[[], None]] = {
-        3: lambda: cut_now(network, CUTS["answer held"]),
-        9: lambda: network.broker.each(Connection.reset),
-    }
-    spoil(monkeypatch, fates)
-    outbox = usual.outbox(network.address)
-    staging = outbox.open(usual.batch(), 0)
-    for part in range(5):
-        for queue in usual.queues:
-            staging.add(queue, rows(numbered(20, 20 * part)))
-    receipt = staging.receipt()
-    assert receipt.rows == dict.fromkeys(usual.queues, 100)
-    for queue in usual.queues:
-        assert usual.bodies(queue) == numbered(100)
-    assert_stamps_are_unique(usual)
-
-
-@pytest.mark.usefixtures("small_requests")
 def test_without_identity_a_lost_answer_repeats_rows_and_loses_none(
     usual: World, network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,47 +207,6 @@ def test_a_broker_that_stops_for_longer_than_a_send_may_take(
             assert found == expected
 
 
-def die_after(staging: RocketMQStaging, sends: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stop this attempt after ``sends`` sends, as if its process had been killed."""
-    backlog = staging._backlogs[next(iter(staging._backlogs))]
-    real, done = backlog.writer._port.send, 0
-
-    def send(body: SendBody) -> Callable[[], int]:
-        nonlocal done
-        if done == sends:
-            raise MemoryError
-        done += 1
-        return real(body)
-
-    monkeypatch.setattr(backlog.writer._port, "send", send)
-
-
-@pytest.mark.usefixtures("small_requests")
-def test_a_retry_waits_for_a_dead_attempts_lock_and_sends_what_is_missing(
-    quick: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    names = numbered(100)
-    dead = quick.outbox().open(quick.batch(), 0)
-    dead.add(quick.queue, rows(names[:1]))
-    die_after(dead, 3, monkeypatch)
-    dead.add(quick.queue, rows(names[1:]))
-    with pytest.raises(MemoryError):
-        dead.receipt()
-    sent = len(quick.bodies())
-    assert 0 < sent < 100
-    backwards = sorted(names, key=lambda name: (-ord(name[0]), int(name[1:])))
-    # The retry waits until the dead attempt's lock expires, after 3 s.
-    receipt = quick.write(backwards)
-    found = quick.bodies()
-    assert Counter(found) == Counter(names)
-    assert found[:sent] == names[:sent]
-    for key in "abc":
-        assert [name for name in found if name[0] == key] == [name for name in names if name[0] == key]
-    [report] = parse_token(quick.batch(), receipt).reports
-    assert (report.found, report.sent, report.extra) == (sent, 100 - sent, 0)
-    quick.outbox().publish(quick.batch(), [receipt])
-
-
 CHILD = """
 import sys
 from orderedmq.broker import SinkBatch
@@ -309,91 +243,6 @@ def test_a_process_that_is_killed_while_it_writes(quick: World) -> None:
     quick.outbox().publish(quick.batch(), [quick.write(numbered(2000))])
     assert quick.bodies() == numbered(2000)
     assert_stamps_are_unique(quick)
-
-
-@pytest.mark.usefixtures("small_requests")
-def test_attempts_of_one_partition_take_turns_and_partitions_do_not_wait(usual: World) -> None:
-    names = {partition: numbered(300, 1000 * partition) for partition in range(2)}
-    with ThreadPoolExecutor(6) as pool:
-        tasks = [pool.submit(usual.write, names[number % 2], 0, number % 2) for number in range(6)]
-        receipts = [task.result() for task in tasks]
-    found = usual.bodies()
-    assert Counter(found) == Counter(names[0] + names[1])
-    for partition in range(2):
-        assert [name for name in found if name in set(names[partition])] == names[partition]
-    assert not usual.outbox().publish(usual.batch(), receipts).replayed
-
-
-def test_attempts_that_have_what_the_other_one_waits_for_both_end(quick: World) -> None:
-    names = {queue: numbered(20, 100 * queue.queue_id) for queue in quick.queues[:2]}
-    attempts = [quick.outbox().open(quick.batch(), 0) for _ in range(2)]
-    orders = [quick.queues[:2], quick.queues[1::-1]]
-    for turn in range(2):
-        for attempt, order in zip(attempts, orders):
-            attempt.add(order[turn], rows(names[order[turn]]))
-            attempt.start()
-        if turn == 0:
-            until(lambda: all(quick.bodies(queue) for queue in names))
-    with ThreadPoolExecutor(2) as pool:
-        ended = [pool.submit(attempt.receipt) for attempt in attempts]
-        receipts = [one.result(120) for one in ended]
-    assert {queue: quick.bodies(queue) for queue in names} == names
-    quick.outbox().publish(quick.batch(), receipts)
-
-
-def test_an_attempt_at_work_keeps_its_queue_for_longer_than_a_lock_lives(quick: World) -> None:
-    eager = replace(QUICK, lock_renew=0.0, lock_trust=2.5)
-    slow = quick.outbox(timing=eager).open(quick.batch(), 0)
-    # The times before and after each addition of rows.
-    times: list[tuple[float, float]] = []
-
-    def add() -> None:
-        began = time.monotonic()
-        slow.add(quick.queue, rows(numbered(10, 10 * len(times))))
-        slow.start()
-        until(lambda: len(quick.bodies()) >= 10 * (len(times) + 1))
-        times.append((began, time.monotonic()))
-
-    add()
-    with ThreadPoolExecutor(1) as pool:
-        other = pool.submit(quick.write, numbered(10, 1000))
-        while times[-1][0] < times[0][1] + 3.2:
-            time.sleep(0.3)
-            add()
-        slow.receipt()
-        other.result(120)
-    if max(later[1] - earlier[0] for earlier, later in pairwise(times)) > 2.0:
-        pytest.skip("the machine paused for about as long as a lock lives")
-    assert quick.bodies() == numbered(10 * len(times)) + numbered(10, 1000)
-
-
-def test_an_attempt_that_slept_longer_than_its_lock_believes_what_another_sent_meanwhile(quick: World) -> None:
-    sleeper = quick.outbox().open(quick.batch(), 0)
-    sleeper.add(quick.queue, rows(numbered(10)))
-    sleeper.start()
-    until(lambda: len(quick.bodies()) == 10)
-    # The other attempt waits until the sleeper's lock has expired.
-    other = quick.write(numbered(30))
-    sleeper.add(quick.queue, rows(numbered(20, 10)))
-    assert sleeper.receipt().rows == other.rows
-    assert quick.bodies() == numbered(30)
-
-
-def test_an_attempt_of_a_batch_that_was_committed_meanwhile_sends_nothing(quick: World) -> None:
-    late = quick.outbox().open(quick.batch(), 0)
-    late.add(quick.queue, rows(numbered(10)))
-    late.start()
-    until(lambda: len(quick.bodies()) == 10)
-    # The first write waits until the late attempt's lock has expired.
-    for number in range(2):
-        quick.outbox().publish(quick.batch(number), [quick.write(numbered(20), number)])
-    late.add(quick.queue, rows(numbered(20, 10, keys="xyz")))
-    receipt = late.receipt()
-    assert quick.bodies() == numbered(20) * 2
-    with pytest.raises(SinkError) as caught:
-        quick.outbox().publish(quick.batch(), [receipt])
-    assert caught.value.sub == "REPLAY_DIFFERS"
-    assert quick.outbox().publish(quick.batch(), [receipt], skip_differing_replay=True).replayed
 
 
 @pytest.mark.holds("sink once")

@@ -47,10 +47,9 @@ ROWS = 5
 class Flow:
     """The query, its producer, and the final check."""
 
-    def __init__(self, cluster: Cluster, assignment: str = "exclusive", name: str = "flow") -> None:
+    def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
-        self.assignment, self.group = assignment, f"{name}-group"
-        self.source, self.sink = f"{name}-in", f"{name}-out"
+        self.group, self.source, self.sink = "flow-group", "flow-in", "flow-out"
         self.broker = orderedmq.connect(namesrv_addr=cluster.address)
         for topic in (self.source, self.sink):
             self.create(topic, 0, 4)
@@ -80,7 +79,6 @@ class Flow:
     def _advance(self) -> None:
         """Run one micro-batch, if there is anything to read. A query that failed is started again."""
         source = {"topic": self.source, "consumerGroup": self.group, "consumeFromWhere": "first", "maxOffsetsPerTrigger": 400}
-        source["assignment"] = self.assignment
         at = {"namesrvAddr": self.network.address}
         try:
             self._query = self._query or MicroBatchLoop(
@@ -143,15 +141,6 @@ class Flow:
             until(tended, what, PATIENCE)
         except AssertionError as error:
             raise AssertionError(f"{error}; errors of the query: {self.failures}") from error
-
-    def locks_are_old(self) -> bool:
-        """Return whether the locks were last renewed so long ago that they are not trusted for 20 more seconds."""
-        reader: Any = getattr(self._query, "reader", None)
-        if reader is None or reader._connected is None:
-            return False
-        held = list(reader._connected[0].groups._held_locks._found.values())
-        age = [time.monotonic() - lock.confirmed for of_queue in held for lock in of_queue.values()]
-        return bool(age) and min(age) > HOLDER_TRUST - 18
 
     def reported(self) -> bool:
         """Return whether the nameserver knows all brokers. After a restart, this may take up to 30 s."""
@@ -220,13 +209,6 @@ def nameserver_away(flow: Flow) -> None:
         until(broker.ready, f"{broker.name} has reported", 60.0)
 
 
-def nameserver_away_until_brokers_report(flow: Flow) -> None:
-    """Unlike in `nameserver_away`, the brokers report at their own intervals."""
-    flow.cluster.namesrv.kill()
-    time.sleep(5)
-    flow.cluster.namesrv.start()
-
-
 def connections_cut(flow: Flow) -> None:
     """Cut all connections, each time just after the query has sent rows, before it has all answers or commits."""
 
@@ -269,7 +251,6 @@ FAULTS: list[Any] = [
     pytest.param(broker_paused_for_longer_than_a_lock_is_trusted, marks=pytest.mark.nightly),
     pytest.param(queues_and_a_broker_added, marks=pytest.mark.nightly),
     pytest.param(nameserver_away, marks=pytest.mark.nightly),
-    pytest.param(nameserver_away_until_brokers_report, marks=pytest.mark.nightly),
     group_deleted,
 ]
 
@@ -279,35 +260,3 @@ FAULTS: list[Any] = [
 def test_a_query_goes_on_without_loss_or_repeat_when_it_is_over(flow: Flow, fault: Callable[[Flow], None]) -> None:
     flow.suffer(fault)
     flow.settle()
-
-
-@pytest.fixture(scope="module", params=["exclusive", "shared"])
-def alone(two_brokers: Cluster, request: pytest.FixtureRequest) -> Iterator[Flow]:
-    """A query that is alone in its group."""
-    made = Flow(two_brokers, request.param, f"alone-{request.param}")
-    yield made
-    made.close()
-
-
-def broker_paused_for_20_s(flow: Flow) -> None:
-    until(flow.locks_are_old, "the locks are old", 60.0)
-    flow.cluster.broker.pause()
-    time.sleep(20)
-    flow.cluster.broker.resume()
-
-
-def broker_away_for_35_s(flow: Flow) -> None:
-    flow.cluster.broker.kill()
-    time.sleep(35)
-    flow.cluster.broker.start()
-
-
-@pytest.mark.nightly
-@pytest.mark.holds("late renewal")
-@pytest.mark.parametrize("fault", [broker_paused_for_20_s, broker_away_for_35_s], ids=lambda fault: fault.__name__)
-def test_a_query_that_cannot_renew_its_locks_in_time_keeps_its_queues(alone: Flow, fault: Callable[[Flow], None]) -> None:
-    alone.suffer(fault)
-    alone.settle()
-    if fault is broker_paused_for_20_s:
-        assert alone.failures == []
-    assert not any("LOCK.LOST" in failure for failure in alone.failures)

@@ -21,8 +21,7 @@ import orderedmq
 from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus, OrderPerQueue, consume_orderly, topic_watch
 from ordered_source.batch_reader import BatchReader
 from ordered_source.columns import full_schema
-from ordered_source.stopping import StopRequest
-from ordered_source.stream_reader import POLL_INTERVAL, StreamReader
+from ordered_source.stream_reader import StreamReader
 from orderedmq.broker import Broker
 from orderedmq.errors import DataLossError, GroupError, LockError, OptionError
 from orderedmq.rocketmq.local.probe import ask
@@ -34,7 +33,7 @@ from orderedmq.rocketmq.wire import group_requests, message_requests
 from orderedmq.rocketmq.wire.codes import RequestCode
 from orderedmq.rocketmq.wire.group_requests import TopicSubscription
 from pyspark_orderedmq import DefaultSource
-from tests.contract.support import bodies, commit_beyond_end, locked, rows
+from tests.contract.support import bodies, locked, rows
 from tests.micro_batches import Checkpoint, MicroBatchLoop, batch_write
 from tests.rocketmq.peers import Peers
 from tests.stopped_readers import stopped
@@ -134,21 +133,6 @@ def test_a_query_that_changes_its_group_repeats_and_skips_nothing(
 # -- filters ----------------------------------------------------------------------------------------------------------------------
 
 
-def test_a_stream_by_tags_reads_them_exactly_and_its_offsets_count_everything(rig: Rig) -> None:
-    """Brokers compare hashes of tags, and "Aa" and "BB" have the same hash."""
-    rig.topic()
-    rig.fill(0, 5000, tags=("Aa", "BB", None, "c d"))
-    rig.run(tags=" Aa ||c d")
-    expected = [number for number in range(5000) if number % 4 in (0, 3)]
-    assert rig.out() == expected
-    assert rig.offset() == 5000
-    rig.fill(5000, 300, tags=("BB",))
-    rig.fill(5300, 1, tags=("Aa",))
-    query = rig.run(tags="c d || Aa", maxOffsetsPerTrigger="100")
-    assert rig.out() == [*expected, 5300]
-    assert [batch.rows for batch in query.batches] == [0, 0, 0, 1]
-
-
 def test_a_batch_by_tags_and_by_sql(rig: Rig) -> None:
     rig.topic(2)
     rig.fill(0, 1000, tags=("a", "b", None), amount="{}", color="red")
@@ -172,16 +156,6 @@ def test_a_stream_by_sql_tells_its_filter_to_rocketmqs_own_tools(rig: Rig) -> No
         return code == 0 and b"amount > 5" in found and b"SQL92" in found
 
     until(said, "the broker knows the filter", 60.0)
-
-
-def test_many_messages_that_do_not_match_stall_nothing(rig: Rig) -> None:
-    rig.topic()
-    rig.fill(0, 40_000, tags=("b",))
-    rig.fill(40_000, 3, tags=("a",))
-    begin = time.monotonic()
-    assert rig.batch(tags="a") == [40_000, 40_001, 40_002]
-    # A broker looks at 16,000 messages per pull. If it held one of these pulls back, that pull would take 15 s.
-    assert time.monotonic() - begin < 15
 
 
 def test_sql_that_is_none_is_refused_when_the_query_is_planned(rig: Rig) -> None:
@@ -390,34 +364,6 @@ def test_a_topic_that_is_deleted_before_its_offset_is_committed_is_a_loss_of_dat
             assert rig.broker.groups.offsets(rig.group, [kept]) == {kept: 2}
 
 
-def test_offsets_do_not_change_while_nothing_is_to_be_read_and_an_anchor_is_kept(rig: Rig) -> None:
-    rig.topic()
-    rig.fill(0, 20)
-    reader = StreamReader(
-        {
-            "namesrvAddr": rig.cluster.address,
-            "topic": rig.source,
-            "messageModel": "broadcasting",
-            "startingOffsets": "earliest",
-        },
-        full_schema(False),
-    )
-    with stopped(reader):
-        first = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
-        assert first["topics"][rig.source].startswith("broker-a/0/19@")
-        for _ in range(5):
-            time.sleep(1.2 * POLL_INTERVAL)
-            assert json.dumps(reader.latestOffset(first, ReadAllAvailable())) == json.dumps(first)
-        rig.fill(20, 5)
-
-        def more() -> Any:
-            found = reader.latestOffset(first, ReadAllAvailable())
-            return found if found["next"] != first["next"] else None
-
-        second = until(more, "the new messages are seen")
-        assert second["topics"] == first["topics"]
-
-
 # -- messages that are deleted ----------------------------------------------------------------------------------------------------
 
 
@@ -493,17 +439,6 @@ def test_texts_that_are_not_utf_8_are_what_a_java_consumer_sees_and_go_where_its
         producer.stop()
 
 
-def test_an_accepted_lost_end_moves_the_group_back(rig: Rig) -> None:
-    rig.topic()
-    rig.fill(0, 10)
-    commit_beyond_end(rig.broker, rig.broker.log.queues(rig.source)[0], rig.group)
-    rig.start(now=True, failOnDataLoss="false").process_all_available()
-    assert rig.offset() == 10
-    for count in (5, 2):
-        rig.fill(0, count)
-        assert rig.start(now=True).process_all_available().rows == [count]
-
-
 def fill_files(broker: Broker, topic: str, count: int) -> None:
     broker.log.append({broker.log.queues(topic)[0]: rows([b"%d" % number + bytes(50_000) for number in range(count)])})
 
@@ -546,22 +481,3 @@ def test_messages_that_were_deleted_by_age_under_a_query_are_a_named_error_or_co
         assert said is not None
         assert 20 <= int(said[1]) < rest[0]
         assert int(said[2]) == int(said[1]) - 9
-
-
-@pytest.mark.holds("stop at a boundary")
-def test_a_query_that_was_asked_to_stop_commits_and_gives_its_queues_back_at_once(rig: Rig) -> None:
-    rig.topic(2)
-    rig.fill(0, 10)
-    query = rig.start(maxOffsetsPerTrigger="4")
-    query.advance("written")
-    request = StopRequest(query.checkpoint.end(-1)["owner"])
-    request.write()
-    try:
-        query.advance("committed")
-        assert query.advance() == "idle"
-        assert request.answered
-        assert rig.offset() == 4
-        other = rig.query(rig.options(lockTimeout="0"), available_now=True).process_all_available()
-        assert sum(other.rows) == 6
-    finally:
-        request.withdraw()

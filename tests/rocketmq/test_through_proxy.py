@@ -4,7 +4,6 @@ error that names them.
 
 from __future__ import annotations
 
-import os
 import pathlib
 import threading
 from collections import Counter
@@ -18,14 +17,9 @@ from typer.testing import CliRunner
 
 import orderedmq
 from ordered_source import (
-    ConcurrentSettings,
-    ConsumeConcurrentlyContext,
-    ConsumeConcurrentlyStatus,
     ConsumeOrderlyContext,
     ConsumeOrderlyStatus,
-    OrderPerKey,
     OrderPerQueue,
-    consume_concurrently,
     consume_orderly,
 )
 from ordered_source.columns import full_schema
@@ -38,7 +32,7 @@ from orderedmq.endpoint import TlsOptions
 from orderedmq.errors import RocketMQError, RocketMQUnavailableError, TopicError
 from orderedmq.model import RETRY_PREFIX, MessageQueue
 from orderedmq.ownership.membership import Subscription
-from orderedmq.parking.rules import Order, Put, Ticket, companion, parked_queue, parked_topic
+from orderedmq.parking.rules import Put, Ticket, companion, parked_queue, parked_topic
 from orderedmq.pulls import pulls
 from orderedmq.rocketmq.local.probe import ask, find_free_port
 from orderedmq.rocketmq.local.servers import BrokerServer, Cluster
@@ -237,86 +231,12 @@ def test_a_member_that_reads_retries_makes_the_retry_topic_through_a_proxy_and_s
     until(lambda: sum(at.max_offset for at in direct.log.bounds(retries).values()) == 1, "the message has come back")
 
 
-@pytest.mark.nightly
-def test_a_query_reads_and_writes_over_tls_through_a_proxy(rig: Rig, direct: Broker) -> None:
-    source, target = rig.topic("in"), rig.topic("out")
-    for number, queue in enumerate(direct.log.queues(source)):
-        direct.log.append({queue: rows([b"%d" % number] * 3, sharding_key=[f"k{number}"] * 3)})
-    rig.write(rig.stream(source, useTLS="true", tlsVerify="false"), target, useTLS="true", tlsVerify="false")
-    assert sorted(body for found in bodies(direct, target).values() for body in found) == sorted("0123" * 3)
-
-
-def heard(rig: Rig) -> tuple[pathlib.Path, Callable[[], list[str]]]:
-    """Return a file in which a listener records its messages, and a function that returns the file's lines."""
-    path = rig.folder / "heard"
-    return path, lambda: path.read_text().splitlines() if path.exists() else []
-
-
 def make_topic(cluster: Cluster, broker: Broker, topic: str, queues: int) -> None:
     """Create a topic at each broker, as an administrator does."""
     with Client(cluster.address) as client:
         for one in client.cluster(soon()).brokers.values():
             client.call_address(str(one.master), admin_requests.create_topic(topic, queues), soon())
     until(lambda: len(_queues(broker, topic)) == queues * len(cluster.brokers), "the topic exists at all brokers")
-
-
-@pytest.mark.nightly
-def test_a_key_waits_in_a_parking_lot_through_a_proxy_and_comes_back(rig: Rig, newest: Cluster, direct: Broker) -> None:
-    source = rig.topic("in", 2)
-    queue = direct.log.queues(source)[0]
-    make_topic(newest, direct, parked_topic(rig.group, source), 1)
-    direct.log.append({queue: rows([b"0", b"1", b"2"], sharding_key=["k", "other", "k"])})
-    path, lines = heard(rig)
-    healed, to = str(rig.folder / "healed"), str(path)
-
-    def listener(messages: Sequence[Any], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus | None:
-        with open(to, "a") as file:
-            file.writelines(f"{bytes(message.body).decode()}\n" for message in messages)
-        bad = messages[0].sharding_key == "k" and not os.path.exists(healed)
-        return None if bad else ConsumeOrderlyStatus.SUCCESS
-
-    def run() -> None:
-        stream = rig.stream(source, parkingLot="true")
-        done = consume_orderly(
-            stream, listener, OrderPerKey(concurrency=2, in_batch_attempts=1, suspend_current_queue_time_millis=10)
-        )
-        query = done.writeStream.format("noop").option("checkpointLocation", str(rig.folder / "ck")).trigger(availableNow=True)
-        query.start().awaitTermination()
-
-    run()
-    assert sorted(lines()) == ["0", "1"]
-    lot = parked_queue(rig.group, queue)
-    assert direct.log.bounds([lot])[lot].max_offset == 2
-    (rig.folder / "healed").touch()
-    direct.admin.order_parked(rig.group, queue, [Order("retry", "k")])
-    run()
-    assert lines()[2:] == ["0", "2"]
-
-
-@pytest.mark.nightly
-def test_a_message_goes_back_to_the_retry_topic_through_a_proxy(rig: Rig, direct: Broker) -> None:
-    source = rig.topic("in", 2)
-    queue = direct.log.queues(source)[0]
-    direct.log.append({queue: rows([b"0", b"1"])})
-    path, lines = heard(rig)
-    to = str(path)
-
-    def listener(messages: Sequence[Any], context: ConsumeConcurrentlyContext) -> ConsumeConcurrentlyStatus:
-        (one,) = messages
-        with open(to, "a") as file:
-            file.write(f"{bytes(one.body).decode()} {one.reconsume_times}\n")
-        context.delay_level_when_next_consume = 1
-        return ConsumeConcurrentlyStatus[
-            ("RECONSUME_LATER", "CONSUME_SUCCESS")[bytes(one.body) == b"0" or one.reconsume_times > 0]
-        ]
-
-    done = consume_concurrently(rig.stream(source, retryTopic="true"), listener, ConcurrentSettings(concurrency=2))
-    writer = done.writeStream.format("noop").option("checkpointLocation", str(rig.folder / "ck"))
-    query = writer.trigger(processingTime="200 milliseconds").start()
-    until(lambda: query.exception() is not None or len(lines()) == 3, "the message has come back", 90)
-    assert query.exception() is None
-    query.stop()
-    assert sorted(lines()) == ["0 0", "1 0", "1 1"]
 
 
 @pytest.mark.nightly

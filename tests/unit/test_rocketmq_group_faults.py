@@ -528,6 +528,25 @@ def test_a_broker_that_restarts_does_not_grant_a_queue_that_its_owner_trusts(clu
         assert held.trusted(time.monotonic())
 
 
+def test_members_locks_and_joins_wait_for_a_broker_that_is_away(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each single request for members or locks times out long before the broker is back."""
+    for name in ("LIST_TIMEOUT", "_BEAT_TIMEOUT"):
+        monkeypatch.setattr(membership, name, 0.05)
+    peer = cluster.scripted("a", Broker().script)
+    with contextlib.closing(Query(cluster.nameserver(), "q")) as query, ThreadPoolExecutor(3) as threads:
+        joining = query.groups.join("joining")
+        peer.close()
+        listed = threads.submit(query.groups.members, "g")
+        locked = threads.submit(query.groups.lock, "g", query.me, [QUEUE])
+        joined = threads.submit(query.groups.heartbeat, "g", joining, query.subscription)
+        time.sleep(0.2)
+        assert not any(call.done() for call in (listed, locked, joined))
+        cluster.scripted("a", Broker().script, port=peer.port)
+        assert isinstance(locked.result()[QUEUE], LockToken)
+        assert joining.client_id in [member.client_id for member in joined.result()]
+        assert listed.result()
+
+
 def test_a_query_finds_a_broker_that_came_back_at_another_address(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """A heartbeat finds the new address, also for a boundary that already waits for the broker."""
     monkeypatch.setattr(membership, "LIST_TIMEOUT", 0.05)
