@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from orderedmq.endpoint import parse_nameservers
-from orderedmq.errors import GroupError, OrderedMQError, RocketMQError, RocketMQUnavailableError, TopicError
+from orderedmq.errors import OrderedMQError, RocketMQError, RocketMQUnavailableError, TopicError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.net import client as client_module
 from orderedmq.rocketmq.net import endpoints
@@ -23,7 +23,6 @@ from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.connection import Connection
 from orderedmq.rocketmq.wire.admin_requests import delete_topic_in_nameserver
 from orderedmq.rocketmq.wire.codes import RequestCode
-from orderedmq.rocketmq.wire.group_requests import update_consumer_offset
 from orderedmq.rocketmq.wire.message_requests import max_offset, send
 from tests.unit.rocketmq_peer import Cluster, Link, Peer, Script
 from tests.waits import soon, until
@@ -418,13 +417,6 @@ def test_what_does_not_go_away_is_asked_once(cluster: Cluster, to: Callable[...,
     assert not caught.value.retriable
 
 
-def test_trap_8_a_commit_for_a_group_that_is_not_there_is_an_error(cluster: Cluster, to: Callable[..., Client]) -> None:
-    client = to(cluster.nameserver())
-    cluster.scripted("a", answers(26))
-    with pytest.raises(GroupError):
-        client.call(update_consumer_offset("g", QUEUE, 1), soon(), topic="T", broker_name="a")
-
-
 def test_a_send_without_an_answer_is_not_sent_again(cluster: Cluster, to: Callable[..., Client]) -> None:
     client = to(cluster.nameserver())
     peer = cluster.scripted("a", answers(-1))
@@ -471,13 +463,6 @@ def test_one_connection_for_all_threads(cluster: Cluster, to: Callable[..., Clie
         thread.join()
     assert found == [4] * 16
     assert peer.accepted == 1
-
-
-def test_trap_12_a_client_has_connections_of_its_own(cluster: Cluster, to: Callable[..., Client]) -> None:
-    nameserver, peer = cluster.nameserver(), cluster.broker("a", value=4)
-    for member in (to(nameserver), to(nameserver)):
-        assert ask(member) == 4
-    assert peer.accepted == 2
 
 
 def test_an_idle_connection_is_replaced_before_the_server_ends_it(

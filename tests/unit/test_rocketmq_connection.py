@@ -229,17 +229,6 @@ def test_trap_6_an_answer_that_comes_after_its_deadline_is_nobodys(
     assert connection.call(max_offset(number(2)), soon()) == 2
 
 
-def test_trap_18_binary_answers_to_json_requests(serve: Callable[..., Peer], to: Callable[..., Connection]) -> None:
-    def script(link: Link) -> None:
-        request = link.read()
-        fields = struct.pack(">h", 6) + b"offset" + struct.pack(">i", 2) + b"42"
-        header = struct.pack(">hbhiiii", 0, 0, 479, request.opaque, 1, 0, len(fields)) + fields
-        link.write(struct.pack(">II", 4 + len(header), 1 << 24 | len(header)) + header)
-        link.wait_for_end()
-
-    assert to(serve(script)).call(max_offset(QUEUE), soon()) == 42
-
-
 def test_an_error_is_the_requests_and_not_the_connections(serve: Callable[..., Peer], to: Callable[..., Connection]) -> None:
     def script(link: Link) -> None:
         link.reply(link.read(), 17, remark="topic[T] not exist")
@@ -252,37 +241,6 @@ def test_an_error_is_the_requests_and_not_the_connections(serve: Callable[..., P
     with pytest.raises(ProtocolError, match="offset"):
         connection.call(max_offset(QUEUE), soon())
     assert connection.call(max_offset(number(5)), soon()) == 5
-
-
-def test_large_bodies_both_ways(serve: Callable[..., Peer], to: Callable[..., Connection]) -> None:
-    body = os.urandom(4 * 1024 * 1024)
-    received: list[bytes] = []
-
-    def script(link: Link) -> None:
-        request = link.read()
-        received.append(bytes(request.body))
-        link.reply(request, queueId="0", queueOffset="0")
-        link.reply(link.read(), body=body, nextBeginOffset="1", minOffset="0", maxOffset="1")
-        link.wait_for_end()
-
-    connection = to(serve(script))
-    connection.call(send(QUEUE, memoryview(body), "", group="g", born=0, batch=True), soon())
-    assert received == [body]
-    assert connection.call(pull(QUEUE, "g", 0, 32), soon()).body == body
-
-
-def test_slow_slices(serve: Callable[..., Peer], to: Callable[..., Connection]) -> None:
-    def script(link: Link) -> None:
-        first, second = link.read(), link.read()
-        data = answer(first, offset="1") + answer(second, offset="2")
-        for at in range(0, len(data), 9):
-            link.write(data[at : at + 9])
-            time.sleep(0.005)
-        link.wait_for_end()
-
-    connection = to(serve(script))
-    pending = [connection.send(max_offset(number(n)), soon()) for n in (1, 2)]
-    assert [one.result() for one in pending] == [1, 2]
 
 
 def test_requests_are_signed(serve: Callable[..., Peer], to: Callable[..., Connection]) -> None:

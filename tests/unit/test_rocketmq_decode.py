@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import random
 from dataclasses import replace
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +19,6 @@ from orderedmq.rocketmq.codec import decode
 from orderedmq.rocketmq.codec.gather import total_bytes
 from orderedmq.rocketmq.codec.record_scan import record_starts
 from orderedmq.rocketmq.codec.row_decoder import Unreadable, Wanted, decode_exactly
-from orderedmq.rocketmq.codec.stored_message import parse_stored
 from orderedmq.routing.sharding_key import java_string_hash
 from orderedmq.schema import concat_batches
 from tests.stored_messages import (
@@ -40,7 +37,6 @@ from tests.stored_messages import (
     usual,
 )
 
-JAVA: dict[str, list[Any]] = json.loads((Path(__file__).parent / "java_messages.json").read_text())
 ALL = tuple(MESSAGE_SCHEMA.names)
 RELAXED = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 COLUMNS = st.lists(st.sampled_from(ALL), min_size=1, unique=True).map(tuple)
@@ -167,27 +163,6 @@ def test_what_all_messages_have_alike_takes_the_fast_way(change: dict[str, Any])
     assert same(responses(numbered, 4), asked._replace(columns=("body", "tags")))
 
 
-@pytest.mark.parametrize(
-    "odd",
-    [
-        Stored(magic=V2),
-        Stored(body=inner((b"a", b"")), sys_flag=INNER),
-        Stored(properties=b"\x02"),
-        Stored(properties=b"a\x01\x02TAGS\x01t\x02"),
-        Stored(properties=b"\x01a\x02"),
-        Stored(properties=b"a\x01b\x01c\x02"),
-        Stored(properties=b"a\x01b\x00c\x02"),
-        Stored(properties=b"a\x02b\x01"),
-        Stored(properties=b"TAGS\x01\xff\x02"),
-    ],
-)
-def test_one_odd_message_is_read_as_well(odd: Stored) -> None:
-    messages = [usual(number) for number in range(30)]
-    for place in (0, 13, 30):
-        mixed = [*messages[:place], odd, *messages[place:]]
-        same(responses(mixed, 2), everything())
-
-
 def test_messages_of_many_producers_take_the_fast_way() -> None:
     pairs = [("TAGS", "t"), ("KEYS", "k"), ("a", "b"), ("__SHARDINGKEY", "s"), ("UNIQ_KEY", "u"), ("TAGT", "no")]
     messages = [Stored(offset=n, properties=text(*pairs[: n % 7], *pairs[n % 3 :][: n % 2])) for n in range(90)]
@@ -254,15 +229,6 @@ def test_a_message_of_another_queue_is_refused_by_both_ways_wherever_it_is(
             ProtocolError, match="PROTOCOL.* answered a pull of queue orders/broker-a/3 with a message of queue"
         ):
             whole(given, columns, QUEUE, begin=begin, end=end)
-
-
-@pytest.mark.parametrize("case", JAVA["records"])
-def test_javas_records_are_the_same_as_one_at_a_time(case: dict[str, Any]) -> None:
-    given = bytes.fromhex(case["bytes"])
-    first, _ = parse_stored(given, 0)
-    queue = QUEUE._replace(topic=first.topic.decode(), queue_id=first.queue_id)
-    for times in (1, 20):
-        same([given] * times, everything()._replace(queue=queue))
 
 
 @RELAXED
@@ -399,13 +365,6 @@ def test_the_bytes_of_all_values_are_those_of_each() -> None:
             assert total_bytes(part) == sum(len(value or b"") for value in part.to_pylist())
 
 
-def test_large_groups_are_decoded_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode, "GROUP_BYTES", 5000)
-    given = responses([usual(number) for number in range(200)], 8)
-    assert len(list(decode.decode_pieces(given, everything("queue_offset")))) == 25
-    assert same(given, everything())
-
-
 def test_trap_4_a_response_may_have_any_number_of_messages_and_gaps() -> None:
     offsets = [3, 4, 9, 100, 101, 102, 7000]
     messages = [usual(number) for number in offsets]
@@ -424,14 +383,6 @@ def test_trap_13_messages_of_a_batch_send_carry_what_the_broker_added() -> None:
     assert same(responses(messages, 30), everything())
     batch = whole(responses(messages, 30), ("message_id", "tags"), QUEUE)
     assert batch.column("message_id").to_pylist() == [f"U{n}" for n in range(60)]
-
-
-def test_trap_14_the_last_separator_may_be_missing() -> None:
-    pairs = (("TAGS", "t"), ("KEYS", "k"))
-    for ends in ([False], [True], [True, False], [False, True, True]):
-        messages = [Stored(offset=n, properties=text(*pairs, last=ends[n % len(ends)])) for n in range(60)]
-        assert same(responses(messages, 30), everything())
-        assert whole(responses(messages, 30), ("keys",), QUEUE).column(0).to_pylist() == ["k"] * 60
 
 
 def test_trap_14_an_empty_value_is_no_value() -> None:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import gc
-import os
-import struct
 import threading
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from orderedmq.endpoint import Credentials
-from orderedmq.errors import OrderedMQError, ProtocolError, RocketMQError, RocketMQUnavailableError, TopicError
+from orderedmq.errors import OrderedMQError, ProtocolError, RocketMQError, TopicError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.messages.puller import Puller
 from orderedmq.rocketmq.net import endpoints
@@ -22,7 +20,6 @@ from orderedmq.rocketmq.wire.codes import FLAG_ONEWAY
 from orderedmq.rocketmq.wire.frame import RemotingCommand, encode
 from orderedmq.rocketmq.wire.message_requests import PullResult
 from orderedmq.rocketmq.wire.pull_frames import PullTemplate
-from orderedmq.rocketmq.wire.request import signed
 from tests.stored_messages import Stored
 from tests.unit.rocketmq_peer import Cluster, Link, Peer, answer
 from tests.waits import soon, until
@@ -125,27 +122,6 @@ def test_answers_in_any_order_belong_to_their_requests(lane_to: Callable[..., La
     assert not lane.closed
 
 
-def test_slow_slices(lane_to: Callable[..., Lane]) -> None:
-    def script(link: Link) -> None:
-        data = b"".join(found(link.read()) for _ in RANGES)
-        for at in range(0, len(data), 61):
-            link.write(data[at : at + 61])
-        link.wait_for_end()
-
-    lane = lane_to(script)
-    lane.ask(TEMPLATE, RANGES, soon())
-    assert good(received(lane, len(RANGES))) == [begin for begin, _ in RANGES]
-
-
-def test_a_large_answer(lane_to: Callable[..., Lane]) -> None:
-    large = os.urandom(12 << 20)
-    lane = lane_to(lambda link: link.write(found(link.read(), large) + found(link.read())))
-    lane.ask(TEMPLATE, RANGES[:2], soon())
-    first, second = received(lane, 2)
-    assert body(first) == large
-    assert good([second]) == [32]
-
-
 def test_trap_1_requests_of_the_server_are_no_answers(lane_to: Callable[..., Lane]) -> None:
     """The server's request may have the number of a pull in flight. A request that is not one-way gets an answer."""
     refused: list[RemotingCommand] = []
@@ -201,26 +177,6 @@ def test_what_came_before_a_cut_counts_and_the_rest_fails_with_one_error(lane_to
     assert error(lane.receive(0.0)[0]).sub == "CONNECTION_LOST"
 
 
-def test_a_server_that_is_none_is_named_and_not_worth_another_try(lane_to: Callable[..., Lane]) -> None:
-    lane = lane_to(lambda link: link.write(b"HTTP/1.1 400 Bad Request\r\n\r\n" + bytes([len(link.read().ext)])))
-    lane.ask(TEMPLATE, RANGES[:2], soon())
-    first, second = received(lane, 2)
-    assert isinstance(error(first), ProtocolError)
-    assert "does not speak RocketMQ's protocol" in error(second).message
-
-
-def test_damage_after_an_answer_is_a_lost_connection(lane_to: Callable[..., Lane]) -> None:
-    def script(link: Link) -> None:
-        link.write(found(link.read()) + struct.pack(">II", 2, 0))
-        link.wait_for_end()
-
-    lane = lane_to(script)
-    lane.ask(TEMPLATE, RANGES[:2], soon())
-    first, second = received(lane, 2)
-    assert good([first]) == [0]
-    assert isinstance(error(second), RocketMQUnavailableError)
-
-
 def test_a_pull_without_an_answer_is_given_up_and_others_are_not(lane_to: Callable[..., Lane]) -> None:
     late = threading.Event()
 
@@ -247,16 +203,6 @@ def _until_some(lane: Lane) -> list[Answer]:
     while True:
         if answers := lane.receive(0.02):
             return answers
-
-
-def test_a_half_open_connection_is_found_by_the_first_deadline(lane_to: Callable[..., Lane]) -> None:
-    lane = lane_to(lambda link: link.wait_for_end(), silence=0.1)
-    lane.ask(TEMPLATE, RANGES[:2], soon(0.2))
-    lane.ask(TEMPLATE, RANGES[2:3], soon(60))
-    answers = _until_some(lane)
-    assert lane.closed
-    assert [begin for begin, _, _ in answers] == [0, 32, 64]
-    assert "sent nothing" in error(answers[-1]).message
 
 
 def test_a_half_open_connection_is_found_before_a_deadline_that_is_far_away(lane_to: Callable[..., Lane]) -> None:
@@ -290,23 +236,6 @@ def test_answers_that_lay_there_while_nobody_read_are_not_late(lane_to: Callable
     lane.ask(TEMPLATE, RANGES, soon(0.0))
     written.wait()
     assert good(received(lane, len(RANGES))) == [begin for begin, _ in RANGES]
-
-
-def test_requests_are_signed(lane_to: Callable[..., Lane]) -> None:
-    credentials = Credentials("key", "secret", "token")
-    asked: list[RemotingCommand] = []
-
-    def script(link: Link) -> None:
-        for request in link.requests():
-            asked.append(request)
-            link.write(found(request))
-
-    lane = lane_to(script, credentials=credentials)
-    lane.ask(PullTemplate(QUEUE, "g", None, lane.account.current), RANGES[:2], soon())
-    received(lane, 2)
-    assert [request.ext for request in asked] == [
-        signed(TEMPLATE.request(begin, most).ext, b"", credentials) for begin, most in RANGES[:2]
-    ]
 
 
 def test_another_thread_can_end_a_lane_that_waits(lane_to: Callable[..., Lane]) -> None:

@@ -94,23 +94,6 @@ def test_a_record_built_by_hand_has_its_fields_where_the_layout_says() -> None:
     )  # fmt: skip
 
 
-def test_the_builder_of_these_tests_writes_what_java_writes() -> None:
-    case = bytes.fromhex(JAVA["records"][1]["bytes"])
-    message, _ = parse_stored(case, 0)
-    built = Stored(
-        offset=1,
-        body=message.body,
-        physical=message.physical_offset,
-        born=message.born_timestamp,
-        stored=message.store_timestamp,
-        reconsumed=1,
-    ).pack()
-    hosts, flag = slice(48, 72), slice(16, 20)
-    for part in (hosts, flag):
-        built = built[: part.start] + case[part] + built[part.stop :]
-    assert built[:48] + built[56:64] + built[72:] == case[:48] + case[56:64] + case[72:]
-
-
 @pytest.mark.parametrize(("data", "expected"), JAVA["properties"])
 def test_properties_are_read_as_java_reads_them(data: str, expected: dict[str, str]) -> None:
     assert parse_properties(bytes.fromhex(data)) == expected
@@ -278,12 +261,6 @@ def test_the_largest_body_is_no_bomb() -> None:
     body = bytes(stored_message.MAX_PLAIN_BYTES)
     assert stored_message.decompress(zlib.compress(body), 1) == body
     assert stored_message.decompress(compress(body, 2), 0x201) == body
-
-
-def test_many_large_bodies_come_out_in_pieces() -> None:
-    one = Stored(body=bytes(2**20), sys_flag=0x201).pack()
-    pieces = decode_exactly([one] * 9, wanted("body", verify_crc=False)._replace(piece_bytes=4 * 2**20))
-    assert [piece.num_rows for piece in pieces] == [4, 4, 1]
 
 
 # -- properties and ids
