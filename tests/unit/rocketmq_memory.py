@@ -1,16 +1,26 @@
-"""An in-memory broker for one client, and a clock that advances only when the client sleeps."""
+"""An in-memory broker, which may also be its client and log, and a clock that advances only when the client sleeps."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Final, Self
 
+import pyarrow as pa
+
+from orderedmq.conditions import UnavailableCondition
+from orderedmq.errors import RocketMQUnavailableError
 from orderedmq.model import MessageQueue
+from orderedmq.rocketmq.codec.stored_message import parse_properties
 from orderedmq.rocketmq.wire.codes import RequestCode
-from orderedmq.rocketmq.wire.message_requests import SendResult, SendStatus
+from orderedmq.rocketmq.wire.message_requests import PullResult, SendResult, SendStatus
 from orderedmq.rocketmq.wire.request import Request
+from tests.unit.rocketmq_sink_queue import Stored, pulled, split
+
+SENDS: Final = (RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_MESSAGE_V2)
 
 
 class FakeTime:
@@ -73,3 +83,73 @@ class FakePending:
 
     def result(self) -> Any:
         return self.answer
+
+
+class MemoryCluster(FakeBroker):
+    """A broker that stores messages. It is also its client, the client's only connection, and the log."""
+
+    trace = account = None
+    routed_by_proxy = closed = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.messages: defaultdict[MessageQueue, list[Stored]] = defaultdict(list)
+        self.unsettled: set[MessageQueue] = set()
+
+    def answer(self, request: Request[Any]) -> Any:
+        fields = request.ext
+        if request.code == RequestCode.GET_MAX_OFFSET:
+            return len(self.messages[MessageQueue(fields["topic"], fields["bname"], int(fields["queueId"]))])
+        if request.code in SENDS:
+            self.position += 1
+            return SendResult(SendStatus.SEND_OK, int(fields["e"]), self.store(request), self.position)
+        return super().answer(request)
+
+    def store(self, request: Request[Any]) -> int:
+        """Store the messages of a request to send, and return the offset of the first one."""
+        fields, body = request.ext, bytes(request.body)
+        stored = self.messages[self.place(MessageQueue(fields["b"], fields["n"], int(fields["e"])))]
+        begin = len(stored)
+        stored += (
+            split(body)
+            if request.code == RequestCode.SEND_BATCH_MESSAGE
+            else [Stored(body, parse_properties(fields["i"].encode()))]
+        )
+        return begin
+
+    def place(self, queue: MessageQueue) -> MessageQueue:
+        """The queue in which the broker stores what is sent to ``queue``."""
+        return queue
+
+    # -- the client and its connection
+
+    def behind_proxy(self, deadline: float) -> bool:
+        return False
+
+    def address(self, topic: str, broker_name: str, deadline: float, **more: Any) -> str:
+        return "h:1"
+
+    def connection(self, address: str, deadline: float) -> Any:
+        return self
+
+    def call(self, request: Request[Any], deadline: float, **where: str) -> Any:
+        return self.answer(request)
+
+    def begin(self, request: Request[Any], deadline: float) -> Callable[[], Any]:
+        return partial(self.answer, request)
+
+    def send_all(self, asked: Sequence[tuple[Request[Any], None]], deadline: float) -> list[FakePending]:
+        return [FakePending(self.answer(request)) for request, _ in asked]
+
+    # -- the log
+
+    def reading(self, how: object) -> Self:
+        return self
+
+    def pull_once(self, offsets: Mapping[MessageQueue, int], most: int) -> list[PullResult]:
+        raise RocketMQUnavailableError(UnavailableCondition.UNREACHABLE, "not here")
+
+    def pull(
+        self, queue: MessageQueue, begin: int, count: int, most: int, columns: Sequence[str], *_: object
+    ) -> pa.RecordBatch:
+        return pulled(self.messages[queue], begin, begin + count, columns)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -43,17 +43,34 @@ class Stored:
     properties: dict[str, str]
 
 
-def split(body: SendBody) -> list[Stored]:
+def split(data: bytes) -> list[Stored]:
     """The messages that a broker stores for a batch."""
-    out, data, at = [], bytes(body.body), 0
+    out, at = [], 0
     while at < len(data):
         size, _, _, _, length = struct.unpack_from(">iiiii", data, at)
         (width,) = struct.unpack_from(">h", data, at + 20 + length)
         text = data[at + 22 + length : at + 22 + length + width]
         out.append(Stored(data[at + 20 : at + 20 + length], parse_properties(text)))
         at += size
-    assert len(out) == body.rows
     return out
+
+
+def pulled(messages: Sequence[Stored], begin: int, end: int, columns: Sequence[str]) -> pa.RecordBatch:
+    """The rows of stored messages. A broker has added a property to each message."""
+    offsets = range(begin, min(end, len(messages)))
+    chosen = messages[begin:end]
+    values: dict[str, list[Any]] = {
+        "queue_offset": list(offsets),
+        "body": [message.body for message in chosen],
+        "message_id": [message.properties.get("UNIQ_KEY") for message in chosen],
+        "tags": [message.properties.get("TAGS") for message in chosen],
+        "keys": [message.properties.get("KEYS") for message in chosen],
+        "sharding_key": [message.properties.get("__SHARDINGKEY") for message in chosen],
+        "properties": [list({**message.properties, "CLUSTER": "c"}.items()) for message in chosen],
+        "born_timestamp": [0] * len(chosen),
+        "store_timestamp": [0] * len(chosen),
+    }
+    return pa.record_batch({name: pa.array(values[name], MESSAGE_SCHEMA.field(name).type) for name in columns})
 
 
 @dataclass
@@ -70,17 +87,7 @@ class Queue:
 
     def read(self, begin: int, end: int, step: int = 3) -> Iterator[pa.RecordBatch]:
         for at in range(begin, end, step):
-            part = range(at, min(at + step, end))
-            chosen = [self.messages[offset] for offset in part]
-            columns = {
-                "queue_offset": list(part),
-                "body": [message.body for message in chosen],
-                "tags": [message.properties.get("TAGS") for message in chosen],
-                "keys": [message.properties.get("KEYS") for message in chosen],
-                "sharding_key": [message.properties.get("__SHARDINGKEY") for message in chosen],
-                "properties": [list({**message.properties, "CLUSTER": "c"}.items()) for message in chosen],
-            }
-            yield pa.record_batch({name: pa.array(columns[name], MESSAGE_SCHEMA.field(name).type) for name in COLUMNS})
+            yield pulled(self.messages, at, min(at + step, end), COLUMNS)
 
     def named(self, batch: int, partition: int | None = None) -> list[str]:
         """The names of the stored rows of a batch: of one partition, or of all."""
@@ -153,7 +160,7 @@ class FakePort:
         if fate == "others":
             self._world.messages.append(Stored(b"x", {"KEYS": "x"}))
         offset = len(self._world.messages)
-        self._world.messages += split(body)
+        self._world.messages += split(bytes(body.body))
         if fate == "stored":
             raise RocketMQUnavailableError(UnavailableCondition.CONNECTION_LOST, "lost")
         if fate == "crash after":

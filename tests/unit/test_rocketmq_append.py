@@ -8,7 +8,6 @@ planted bug is detected.
 from __future__ import annotations
 
 import random
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,14 +22,12 @@ from hypothesis import strategies as st
 from orderedmq.broker import QueueBounds
 from orderedmq.conditions import LockCondition, UnavailableCondition
 from orderedmq.errors import LockError, RocketMQUnavailableError
-from orderedmq.model import DEAD_LETTER_PREFIX, MESSAGE_SCHEMA, RETRY_PREFIX, MessageQueue
+from orderedmq.model import DEAD_LETTER_PREFIX, RETRY_PREFIX, MessageQueue
 from orderedmq.parking.rules import BEHIND, Put, Ticket, parked_queue
 from orderedmq.rocketmq.append import broker_port
 from orderedmq.rocketmq.append.broker_port import BrokerPort
 from orderedmq.rocketmq.append.once import Appender, AppendWait
 from orderedmq.rocketmq.codec import encode
-from orderedmq.rocketmq.codec.encode import SendBody
-from orderedmq.rocketmq.codec.stored_message import parse_properties
 from orderedmq.rocketmq.group import failed_messages
 from orderedmq.rocketmq.group.failed_messages import DeadLetterTopic
 from orderedmq.rocketmq.group.parking_lots import ParkingLots
@@ -44,14 +41,12 @@ from orderedmq.rocketmq.sink.message_stamp import Writer
 from orderedmq.rocketmq.sink.queue_writer import QueueWriter
 from orderedmq.rocketmq.wire import registers
 from orderedmq.rocketmq.wire.codes import RequestCode
-from orderedmq.rocketmq.wire.message_requests import PullResult, SendResult, SendStatus
 from orderedmq.rocketmq.wire.request import Request
-from tests.unit.rocketmq_memory import FakeBroker, FakePending, FakeTime
-from tests.unit.rocketmq_sink_queue import Crash, Stored, rows_of, split
+from tests.unit.rocketmq_memory import SENDS, FakePending, FakeTime, MemoryCluster
+from tests.unit.rocketmq_sink_queue import Crash, Stored, rows_of
 
 QUEUE, GROUP = MessageQueue("t", "broker-a", 0), "g"
 LOT, DEAD = parked_queue(GROUP, QUEUE), MessageQueue(DEAD_LETTER_PREFIX + GROUP, "broker-a", 0)
-SENDS = (RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_MESSAGE_V2)
 #: The greatest number of seconds until the broker starts or refuses a received request, or until readers see a stored message.
 AT_MOST = 0.9
 #: Seconds after which the lock of a dead process has expired.
@@ -69,21 +64,17 @@ class Late:
     due: float | None
 
 
-class World(FakeBroker):
+class World(MemoryCluster):
     """A broker with queues that decides the fate of each request. It also serves as its client and log."""
 
-    trace = account = None
-    routed_by_proxy = False
     names = SimpleNamespace(spelled=lambda name: name)
 
     def __init__(self, draw: random.Random, faults: int) -> None:
         super().__init__()
         self.draw, self.faults = draw, faults
-        self.queues: defaultdict[MessageQueue, list[Stored]] = defaultdict(list)
         self.late: list[Late] = []
         self.still_until = 0.0
         self.used = Connection(self)
-        self.unsettled: set[MessageQueue] = set()
         self.made = 0
 
     def require_own(self) -> None:
@@ -97,23 +88,10 @@ class World(FakeBroker):
             if one.due is None:
                 one.due = time.now + self.draw.uniform(0, AT_MOST)
         self.carry_out()
-        if request.code == RequestCode.GET_MAX_OFFSET:
-            return len(self.queues[MessageQueue(request.ext["topic"], QUEUE.broker_name, int(request.ext["queueId"]))])
-        if request.code in SENDS:
-            return SendResult(SendStatus.SEND_OK, 0, self.store(request))
         return super().answer(request)
 
-    def store(self, request: Request[Any]) -> int:
-        fields = request.ext
-        queue = MessageQueue(fields["b"], fields["n"], int(fields["e"]))
-        if queue.topic == RETRY_PREFIX + GROUP:
-            queue = DEAD
-        if request.code == RequestCode.SEND_BATCH_MESSAGE:
-            stored = split(SendBody(0, int(count_of(bytes(request.body))), memoryview(bytes(request.body)), None))
-        else:
-            stored = [Stored(bytes(request.body), parse_properties(fields["i"].encode()))]
-        self.queues[queue] += stored
-        return len(self.queues[queue]) - len(stored)
+    def place(self, queue: MessageQueue) -> MessageQueue:
+        return DEAD if queue.topic == RETRY_PREFIX + GROUP else queue
 
     def carry_out(self) -> None:
         for one in [one for one in self.late if one.due is not None and one.due <= time.now]:
@@ -131,7 +109,7 @@ class World(FakeBroker):
         if fate == "crash":
             raise Crash
         if fate == "others":
-            self.queues[QUEUE].append(Stored(b"x", {"UNIQ_KEY": "x"}))
+            self.messages[QUEUE].append(Stored(b"x", {"UNIQ_KEY": "x"}))
         if fate in ("late", "crash late"):
             self.late.append(Late(request, connection, time.now + self.draw.uniform(0, 20)))
             self.still_until = time.now + self.draw.choice([0, 0, 5])
@@ -157,15 +135,9 @@ class World(FakeBroker):
     def named(self, queue: MessageQueue) -> list[str]:
         """The messages of the queue, without those of other writers, after all requests have been carried out."""
         self.restart_client()
-        return [message.body.decode() for message in self.queues[queue] if message.body != b"x"]
+        return [message.body.decode() for message in self.messages[queue] if message.body != b"x"]
 
     # -- the client
-
-    def behind_proxy(self, deadline: float) -> bool:
-        return False
-
-    def address(self, topic: str, broker_name: str, deadline: float, **more: Any) -> str:
-        return "host:1"
 
     def connection(self, address: str, deadline: float) -> Connection:
         if self.used.closed:
@@ -174,9 +146,6 @@ class World(FakeBroker):
 
     def lane(self, address: str, deadline: float) -> Any:
         raise RocketMQUnavailableError(UnavailableCondition.UNREACHABLE, "not here")
-
-    def call(self, request: Request[Any], deadline: float, **where: str) -> Any:
-        return self.answer(request)
 
     def doubt(self, topic: str) -> None:
         pass
@@ -197,32 +166,9 @@ class World(FakeBroker):
         self.made += count
         return pa.array([f"{number:032x}" for number in range(self.made - count, self.made)])
 
-    def reading(self, how: object) -> World:
-        return self
-
     def bounds(self, queues: Sequence[MessageQueue]) -> dict[MessageQueue, QueueBounds]:
         self.carry_out()
-        return {queue: QueueBounds(0, len(self.queues[queue])) for queue in queues if queue in self.queues}
-
-    def pull_once(self, offsets: Mapping[MessageQueue, int], most: int) -> list[PullResult]:
-        raise RocketMQUnavailableError(UnavailableCondition.UNREACHABLE, "not here")
-
-    def pull(
-        self, queue: MessageQueue, begin: int, count: int, most_bytes: int, columns: Sequence[str], *_: object
-    ) -> pa.RecordBatch:
-        chosen = self.queues[queue][begin : begin + count]
-        values: dict[str, list[Any]] = {
-            "queue_offset": list(range(begin, begin + len(chosen))),
-            "body": [message.body for message in chosen],
-            "message_id": [message.properties.get("UNIQ_KEY") for message in chosen],
-            "tags": [message.properties.get("TAGS") for message in chosen],
-            "keys": [message.properties.get("KEYS") for message in chosen],
-            "sharding_key": [message.properties.get("__SHARDINGKEY") for message in chosen],
-            "properties": [list(message.properties.items()) for message in chosen],
-            "born_timestamp": [0] * len(chosen),
-            "store_timestamp": [0] * len(chosen),
-        }
-        return pa.record_batch({name: pa.array(values[name], MESSAGE_SCHEMA.field(name).type) for name in columns})
+        return {queue: QueueBounds(0, len(self.messages[queue])) for queue in queues if queue in self.messages}
 
     def read(self, group: str, queues: Sequence[MessageQueue]) -> Mapping[MessageQueue, int]:
         return {}
@@ -264,15 +210,6 @@ class Stop:
         return False
 
 
-def count_of(body: bytes) -> int:
-    """The number of messages in a batch."""
-    count = at = 0
-    while at < len(body):
-        at += int.from_bytes(body[at : at + 4], "big")
-        count += 1
-    return count
-
-
 # -- the users: each returns the expected and the actual contents of the queue
 
 
@@ -288,10 +225,10 @@ def by_producer(world: World) -> tuple[list[str], list[str]]:
                 found = sender.append_encoded(QUEUE, bodies, keys)
             except (Crash, RocketMQUnavailableError):
                 world.restart_client()
-                world.queues[QUEUE] = [one for one in world.queues[QUEUE] if one.body.decode() not in names]
+                world.messages[QUEUE] = [one for one in world.messages[QUEUE] if one.body.decode() not in names]
             else:
                 break
-        there = [message.body.decode() for message in world.queues[QUEUE][found.begin : found.end]]
+        there = [message.body.decode() for message in world.messages[QUEUE][found.begin : found.end]]
         assert [name for name in there if name != "x"] == names
         expected += names
     return expected, world.named(QUEUE)
@@ -329,8 +266,8 @@ def by_dead_letters(world: World) -> tuple[list[str], list[str]]:
 
 def by_parking(world: World) -> tuple[list[str], list[str]]:
     names = [f"{number}" for number in range(8)]
-    world.queues[QUEUE] = [Stored(name.encode(), {"UNIQ_KEY": f"{name:>032}"}) for name in names]
-    world.queues[LOT] = []
+    world.messages[QUEUE] = [Stored(name.encode(), {"UNIQ_KEY": f"{name:>032}"}) for name in names]
+    world.messages[LOT] = []
     lots = ParkingLots(world, world, world)  # type: ignore[arg-type]
     expected: dict[str, None] = {}
     for _ in range(world.draw.randint(1, 3)):
@@ -352,7 +289,7 @@ def by_parking(world: World) -> tuple[list[str], list[str]]:
 
 def by_sink(world: World) -> tuple[list[str], list[str]]:
     names = [f"a{number}" for number in range(world.draw.randint(1, 8))]
-    world.queues[QUEUE] = [Stored(b"x", {})]
+    world.messages[QUEUE] = [Stored(b"x", {})]
     writer = Writer("s", 0, 0)
     world.numbers[registers.writer(QUEUE).queue_id] = WriterEntry.of(writer).value
 

@@ -6,21 +6,15 @@ The broker is in memory, and has two queues. Attempts and bookmarks are real.
 from __future__ import annotations
 
 import json
-import struct
 import threading
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from orderedmq.broker import SinkBatch
-from orderedmq.conditions import UnavailableCondition
-from orderedmq.errors import GroupError, LockError, OptionError, RocketMQUnavailableError
+from orderedmq.errors import GroupError, LockError, OptionError
 from orderedmq.model import MessageQueue
-from orderedmq.rocketmq.codec.encode import SendBody
 from orderedmq.rocketmq.sink import broker_lock
 from orderedmq.rocketmq.sink.bookmarks import Bookmarks
 from orderedmq.rocketmq.sink.broker_lock import BrokerLock, LockTiming
@@ -31,11 +25,10 @@ from orderedmq.rocketmq.sink.queue_writer import QueueWriter
 from orderedmq.rocketmq.wire import registers
 from orderedmq.rocketmq.wire.codes import RequestCode
 from orderedmq.rocketmq.wire.frame import RemotingCommand
-from orderedmq.rocketmq.wire.message_requests import PullResult, SendResult, SendStatus
 from orderedmq.rocketmq.wire.request import Request
 from orderedmq.rocketmq.wire.route import BrokerData, QueueData, Route
-from tests.unit.rocketmq_memory import FakeBroker, FakePending, FakeTime
-from tests.unit.rocketmq_sink_queue import SINK, Queue, Stored, rows_of, split
+from tests.unit.rocketmq_memory import FakePending, FakeTime, MemoryCluster
+from tests.unit.rocketmq_sink_queue import SINK, Stored, rows_of
 
 QUEUES = [MessageQueue("t", "a", number) for number in range(2)]
 FIRST, SECOND, THIRD = "0000000a", "0000000b", "0000000c"
@@ -51,17 +44,12 @@ def _time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(broker_lock.Attempt, "wait", lambda *_: time.sleep(_[1]))
 
 
-class Cluster(FakeBroker):
-    """A broker with two queues and some groups. It is also its client, connection and log."""
-
-    trace = account = None
-    routed_by_proxy = closed = False
+class Cluster(MemoryCluster):
+    """A broker with two queues and some groups."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.messages: defaultdict[int, list[Stored]] = defaultdict(list)
         self.groups: set[str] = set()
-        self.unsettled: set[MessageQueue] = set()
         self.entering = threading.Lock()
         #: How often settings of a group were written.
         self.settings = 0
@@ -72,61 +60,20 @@ class Cluster(FakeBroker):
         self.locks.clear()
 
     def answer(self, request: Request[Any]) -> Any:
-        fields = request.ext
         if request.code == RequestCode.QUERY_CONSUMER_OFFSET:
-            found = self.numbers.get(int(fields["queueId"]))
+            offset = self.numbers.get(int(request.ext["queueId"]))
             return request.parse(
-                RemotingCommand(22) if found is None else RemotingCommand(0, ext={"offset": str(found)}, version=413)
+                RemotingCommand(22) if offset is None else RemotingCommand(0, ext={"offset": str(offset)}, version=413)
             )
-        if request.code == RequestCode.GET_MAX_OFFSET:
-            return len(self.messages[int(fields["queueId"])])
         if request.code == RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP:
             self.groups.add(json.loads(bytes(request.body))["groupName"])
             self.settings += 1
         if request.code == RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG:
             return frozenset(self.groups)
-        if request.code in (RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_MESSAGE_V2):
-            stored = self.messages[int(fields["e"])]
-            begin, data, at, count = len(stored), bytes(request.body), 0, 0
-            while at < len(data):
-                at, count = at + struct.unpack_from(">i", data, at)[0], count + 1
-            stored += split(SendBody(0, count, memoryview(data), None))
-            self.position += 1
-            return SendResult(SendStatus.SEND_OK, int(fields["e"]), begin, self.position)
         return super().answer(request)
-
-    # -- the client, its connection and the log
 
     def route(self, topic: str, deadline: float, *, fresh: bool = False) -> Route:
         return Route(topic, {"a": BrokerData("a", "C", {0: "h:1"})}, (QueueData("a", len(QUEUES), len(QUEUES), 6),))
-
-    def behind_proxy(self, deadline: float) -> bool:
-        return False
-
-    def address(self, topic: str, broker_name: str, deadline: float) -> str:
-        return "h:1"
-
-    def connection(self, address: str, deadline: float) -> Cluster:
-        return self
-
-    def call(self, request: Request[Any], deadline: float, **where: str) -> Any:
-        return self.answer(request)
-
-    def begin(self, request: Request[Any], deadline: float) -> Callable[[], Any]:
-        return partial(self.answer, request)
-
-    def send_all(self, asked: Sequence[tuple[Request[Any], None]], deadline: float) -> list[FakePending]:
-        return [FakePending(self.answer(request)) for request, _ in asked]
-
-    def reading(self, how: object) -> Cluster:
-        return self
-
-    def pull_once(self, offsets: Mapping[MessageQueue, int], most: int) -> list[PullResult]:
-        raise RocketMQUnavailableError(UnavailableCondition.UNREACHABLE, "not here")
-
-    def pull(self, queue: MessageQueue, begin: int, count: int, most: int, columns: Sequence[str]) -> pa.RecordBatch:
-        stored = self.messages[queue.queue_id]
-        return next(iter(Queue(stored).read(begin, min(begin + count, len(stored)), count)))
 
     # -- the sink
 
@@ -134,7 +81,7 @@ class Cluster(FakeBroker):
         return Attempt(self, writer)
 
     def bodies(self, number: int) -> list[str]:
-        return [message.body.decode() for message in self.messages[number]]
+        return [message.body.decode() for message in self.messages[QUEUES[number]]]
 
 
 class Attempt:
@@ -175,7 +122,7 @@ class Attempt:
 def test_a_broker_that_has_forgotten_a_sink_hides_none_of_its_messages(named: str | None, filled_first: bool) -> None:
     """The broker is killed in the sink's first seconds. Without ``named``, the sink's group is deleted as well."""
     cluster = Cluster()
-    cluster.messages[1] = [Stored(b"old", {})]
+    cluster.messages[QUEUES[1]] = [Stored(b"old", {})]
     cluster.attempt(Writer(SINK, 0, 0, FIRST, named)).write(["a1", "a2"], 1)
     cluster.kill()
     if named is None:
@@ -206,7 +153,7 @@ def test_the_numbers_of_a_sink_of_a_newer_version_are_refused(named: str | None)
 def test_a_sink_without_messages_begins_at_the_ends_of_all_queues() -> None:
     """Otherwise its tasks would read the history of each queue."""
     cluster = Cluster()
-    cluster.messages[0], cluster.messages[1] = ([Stored(b"old", {})] * count for count in (3, 5))
+    cluster.messages[QUEUES[0]], cluster.messages[QUEUES[1]] = ([Stored(b"old", {})] * count for count in (3, 5))
     cluster.attempt(Writer(SINK, 0, 0, FIRST)).write(["a1"])
     assert cluster.groups == {bookmark_group(SINK, "t")}
     assert [cluster.numbers[number] for number in (0, 1)] == [3, 5]
@@ -231,7 +178,7 @@ def test_a_sink_asks_once_for_the_ends_of_a_broker_s_queues(monkeypatch: pytest.
 @pytest.mark.parametrize("offset", [0, 3])
 def test_a_sink_takes_no_group_whose_consumers_read_the_topic(offset: int) -> None:
     cluster = Cluster()
-    cluster.messages[0], cluster.messages[1] = ([Stored(b"old", {})] * 5 for _ in range(2))
+    cluster.messages[QUEUES[0]], cluster.messages[QUEUES[1]] = ([Stored(b"old", {})] * 5 for _ in range(2))
     cluster.groups = {"billing"}
     cluster.numbers[1] = offset
     for _ in range(2):
@@ -240,7 +187,7 @@ def test_a_sink_takes_no_group_whose_consumers_read_the_topic(offset: int) -> No
         ) as caught:
             cluster.attempt(Writer(SINK, 0, 0, FIRST, "billing")).write(["a1"])
         assert caught.value.condition == "ORDEREDMQ_OPTION.CONFLICT"
-    assert (cluster.numbers, len(cluster.messages[0]), cluster.settings) == ({1: offset}, 5, 0)
+    assert (cluster.numbers, len(cluster.messages[QUEUES[0]]), cluster.settings) == ({1: offset}, 5, 0)
 
 
 def test_a_sink_takes_another_sink_s_group_and_keeps_the_settings_of_a_group_that_exists() -> None:
@@ -258,7 +205,7 @@ def test_a_sink_takes_another_sink_s_group_and_keeps_the_settings_of_a_group_tha
 def test_the_end_of_a_queue_is_not_older_than_the_entry_that_names_the_writer() -> None:
     """A broker answers requests for offsets and for ends in different threads, so in any order."""
     cluster = Cluster()
-    cluster.messages[0] = [Stored(b"old", {})]
+    cluster.messages[QUEUES[0]] = [Stored(b"old", {})]
     old, sibling, new = (
         cluster.attempt(Writer(SINK, 0, partition, run)) for run, partition in ((FIRST, 1), (SECOND, 0), (SECOND, 1))
     )

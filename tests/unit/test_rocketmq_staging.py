@@ -78,7 +78,7 @@ class Broker(Cluster):
         return [self._pulled(queue, offset) for queue, offset in offsets.items()]
 
     def _pulled(self, queue: MessageQueue, begin: int) -> PullResult:
-        stored = self.messages[queue.queue_id]
+        stored = self.messages[queue]
         end = min(begin + MOST_PULLED, len(stored))
         packed = [
             stored_messages.Stored(
@@ -92,6 +92,9 @@ class Broker(Cluster):
         ]
         status = PullStatus.FOUND if packed else PullStatus.NO_NEW_MESSAGE
         return PullResult(status, end, 0, len(stored), 0, b"".join(packed))
+
+    def bodies(self, number: int) -> list[str]:
+        return [message.body.decode() for message in self.messages[self.queues[number]]]
 
     def attempt(self, batch: int = 0, *, timing: LockTiming = LockTiming()) -> RocketMQStaging:  # type: ignore[override]  # noqa: B008
         client: Any = self
