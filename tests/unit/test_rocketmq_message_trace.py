@@ -12,9 +12,9 @@ from orderedmq.model import PRODUCER_SCHEMA, MessageQueue
 from orderedmq.rocketmq.append.broker_port import send_request
 from orderedmq.rocketmq.codec import message_trace
 from orderedmq.rocketmq.codec.encode import Packing, encode
-from orderedmq.rocketmq.codec.message_id import UniqueKeys
 from orderedmq.rocketmq.codec.message_trace import MAX_BODY, MAX_KEYS, Sent, Trace, of_call, of_sent, packed
 from orderedmq.rocketmq.messages import trace_dispatcher
+from orderedmq.rocketmq.messages.sender import UniqueKeys
 from orderedmq.rocketmq.messages.trace_dispatcher import TraceDispatcher
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.wire.frame import RemotingCommand

@@ -19,9 +19,17 @@ from hypothesis import strategies as st
 from orderedmq.errors import ProtocolError
 from orderedmq.model import MESSAGE_SCHEMA
 from orderedmq.rocketmq.codec import stored_message
-from orderedmq.rocketmq.codec.message_id import UniqueKeys, month_start, offset_message_id
 from orderedmq.rocketmq.codec.row_decoder import Unreadable, Wanted, decode_exactly
-from orderedmq.rocketmq.codec.stored_message import bad_property, crc32, parse_all, parse_batch, parse_properties, parse_stored
+from orderedmq.rocketmq.codec.stored_message import (
+    bad_property,
+    crc32,
+    offset_message_id,
+    parse_all,
+    parse_batch,
+    parse_properties,
+    parse_stored,
+)
+from orderedmq.rocketmq.messages.sender import UniqueKeys, month_start
 from tests.stored_messages import INNER, ODD, QUEUE, V2, Stored, compress, inner, text
 
 JAVA: dict[str, list[Any]] = json.loads((Path(__file__).parent / "java_messages.json").read_text())

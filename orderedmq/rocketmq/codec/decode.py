@@ -21,8 +21,17 @@ import pyarrow.compute as pc
 
 from orderedmq.model import MAX_OFFSET, RETRY_PREFIX, TIMESTAMP_TYPE, MessageQueue, select_schema
 from orderedmq.rocketmq.codec.decode_properties import columns_of, cut_by_template, find_entries, maps_of, strings
-from orderedmq.rocketmq.codec.gather import Bytes, Int64s, contents, gather, gather_alike, order_of, total_bytes
-from orderedmq.rocketmq.codec.message_id import fixed_strings, hex_digits
+from orderedmq.rocketmq.codec.gather import (
+    Bytes,
+    Int64s,
+    contents,
+    fixed_strings,
+    gather,
+    gather_alike,
+    hex_digits,
+    order_of,
+    total_bytes,
+)
 from orderedmq.rocketmq.codec.record_scan import ScannedRecords, record_starts, scan_records
 from orderedmq.rocketmq.codec.row_decoder import MAX_TIME, MIN_TIME, PIECE_BYTES, Unreadable, Wanted, decode_exactly
 from orderedmq.rocketmq.codec.stored_message import (

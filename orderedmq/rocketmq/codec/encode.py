@@ -152,7 +152,7 @@ def encode(
 ) -> Iterator[SendBody]:
     """Yield rows of one queue as the bodies of send requests of about 1 MiB, in order.
 
-    ``rows`` come from `message_rows.normalise`. ``unique_keys`` has a UNIQ_KEY for each row (message_id.UniqueKeys). ``extra``
+    ``rows`` come from `message_rows.normalise`. ``unique_keys`` has a UNIQ_KEY for each row (sender.UniqueKeys). ``extra``
     has further properties by name: a text for all rows, or an array with a string for each row (null means no property). An empty tag,
     key or sharding key is left out, as in Java's ``Message``. ``stamp`` is a property with a reserved name that numbers the messages.
     User properties that only RocketMQ, a column or ``extra`` may set are left out. ``packing`` FIFO_BATCH requires a sharding key in each

@@ -15,7 +15,6 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 
 from orderedmq.model import LAST_MS, RETRY_PREFIX, MessageQueue, select_schema
-from orderedmq.rocketmq.codec.message_id import offset_message_id
 from orderedmq.rocketmq.codec.stored_message import (
     COMPRESSED,
     KEYS,
@@ -29,6 +28,7 @@ from orderedmq.rocketmq.codec.stored_message import (
     crc32,
     decompress,
     foreign,
+    offset_message_id,
     parse_all,
     parse_batch,
     parse_properties,

@@ -299,3 +299,11 @@ def bad_property(name: str, value: str | None) -> str | None:
     if any(separator in text for separator in "\x01\x02" for text in (name, value)):
         return "has the character \\x01 or \\x02, which separates properties in RocketMQ. Remove it"
     return None
+
+
+def offset_message_id(store_host: bytes, physical_offset: int) -> str:
+    """Return the broker's id of a message (``MessageDecoder.createMessageId``): 32 digits, or 56 if the host has an IPv6 address.
+
+    ``store_host`` is the field of the record: 4 or 16 bytes of address and 4 bytes of port.
+    """
+    return (store_host + _LONG.pack(physical_offset)).hex().upper()

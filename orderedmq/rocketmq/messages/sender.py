@@ -1,4 +1,4 @@
-"""Sends rows of one queue in batches, in order, each message once (`orderedmq.rocketmq.append`).
+"""Sends rows of one queue in batches, in order, each message once (`orderedmq.rocketmq.append`), and makes the UNIQ_KEYs of messages.
 
 After a lost answer, RocketMQ's producers send again without searching for the messages, which can make duplicates. They also have
 several requests in flight, so a failure can change the order.
@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import os
 import secrets
+import struct
 import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import Final, TypeVar
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -23,15 +26,59 @@ from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.rocketmq.append.broker_port import BrokerPort, Timing, packing_for
 from orderedmq.rocketmq.append.once import Appender
 from orderedmq.rocketmq.codec.encode import SendBody, encode
-from orderedmq.rocketmq.codec.message_id import UniqueKeys
+from orderedmq.rocketmq.codec.gather import fixed_strings, hex_digits
 from orderedmq.rocketmq.messages.puller import Puller
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rows.message_rows import normalise
 
 _LOOK_MESSAGES: Final = 16384
 _LOOK_BYTES: Final = 64 * 1024 * 1024
+_COUNTER_BITS: Final = 16
+_NUMBER_DIGITS: Final = 12
+#: Up to this many keys are made one by one, because numpy takes as long for one key as for thousands.
+_FEW: Final = 16
 
 E = TypeVar("E", bound=OrderedMQError)
+
+
+def month_start(now_ms: int) -> int:
+    """Return the start of the month in local time, in ms since 1970. ``MessageClientIDSetter`` and RocketMQ's tools count from it."""
+    day = datetime.fromtimestamp(now_ms / 1000)
+    return int(datetime(day.year, day.month, 1).timestamp() * 1000)
+
+
+class UniqueKeys:
+    """Makes UNIQ_KEYs that are unique within an instance, and between instances with different addresses, processes or salts.
+
+    As in ``MessageClientIDSetter``, a key has the address, process number, salt, milliseconds since the month began, and a 16-bit
+    counter. Time and counter form one number that only grows within a month. Therefore neither a clock that is set back nor more than
+    65,536 keys in one millisecond cause duplicates. Not thread-safe.
+    """
+
+    def __init__(self, host: bytes, pid: int, salt: int) -> None:
+        """``host`` has 4 or 16 bytes. ``salt`` has 32 random bits, different for each instance (in Java: the class loader's hash)."""
+        if len(host) not in (4, 16):
+            raise ValueError(f"an address has 4 or 16 bytes, not {len(host)}")
+        prefix = host + struct.pack(">HI", pid & 0xFFFF, salt & 0xFFFFFFFF)
+        self._text = prefix.hex().upper()
+        self._prefix = np.frombuffer(self._text.encode(), dtype=np.uint8)
+        self._month = 0
+        self._next = 0
+
+    def take(self, count: int, now_ms: int) -> pa.Array:
+        """Return ``count`` new keys, as strings of 32 or 56 digits."""
+        month = month_start(now_ms)
+        if month > self._month:
+            self._month, self._next = month, 0
+        first = max(self._next, (now_ms - self._month) << _COUNTER_BITS)
+        self._next = first + count
+        if count <= _FEW:
+            return pa.array([f"{self._text}{number:0{_NUMBER_DIGITS}X}" for number in range(first, first + count)], pa.string())
+        digits = np.empty((count, len(self._prefix) + _NUMBER_DIGITS), dtype=np.uint8)
+        digits[:, : len(self._prefix)] = self._prefix
+        numbers = np.arange(first, first + count, dtype=">u8").view(np.uint8).reshape(count, 8)
+        digits[:, len(self._prefix) :] = hex_digits(numbers[:, 2:])
+        return fixed_strings(digits)
 
 
 class FreshKeys:

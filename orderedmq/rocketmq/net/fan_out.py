@@ -85,27 +85,31 @@ def ask_queues(client: Client, asked: Sequence[tuple[MessageQueue, Request[T]]],
 
     Raises the errors of `Client.call`, perhaps after other requests have been executed.
     """
-
-    def again(index: int) -> T:
-        queue, request = asked[index]
-        return client.call(request, deadline, topic=queue.topic, broker_name=queue.broker_name)
-
-    def where(index: int) -> str:
-        queue, _ = asked[index]
-        return client.address(queue.topic, queue.broker_name, deadline)
-
-    return _ask(client, [request for _, request in asked], where, again, deadline)
-
-
-def ask_servers(client: Client, asked: Sequence[tuple[str, Request[T]]], deadline: float) -> list[T]:
-    """Send each request to the server at its address, and return the answers in order. Raises the errors of `ask_queues`."""
-    return _ask(
-        client,
-        [request for _, request in asked],
-        lambda index: asked[index][0],
-        lambda index: client.call_address(*asked[index], deadline),
-        deadline,
-    )
+    most = answered_together(0) if client.routed_by_proxy else max(1, len(asked))
+    answers: list[T] = []
+    for begin in range(0, len(asked), most):
+        together = range(begin, min(begin + most, len(asked)))
+        by_connection: dict[Connection, list[int]] = {}
+        for index in together:
+            # Requests that fail here are sent again below, with retries.
+            with contextlib.suppress(RocketMQUnavailableError):
+                address = client.address(asked[index][0].topic, asked[index][0].broker_name, deadline)
+                by_connection.setdefault(client.connection(address, deadline), []).append(index)
+        sent: dict[int, Pending[T]] = {}
+        for connection, indices in by_connection.items():
+            made = connection.send_all(
+                [(asked[index][1], None) for index in indices], attempt_deadline(asked[indices[0]][1], deadline)
+            )
+            sent.update(zip(indices, made))
+        for index in together:
+            # A request that fails here is sent again, because all requests are repeatable.
+            with contextlib.suppress(RocketMQUnavailableError):
+                if index in sent:
+                    answers.append(sent[index].result())
+                    continue
+            queue, request = asked[index]
+            answers.append(client.call(request, deadline, topic=queue.topic, broker_name=queue.broker_name))
+    return answers
 
 
 def lock_queues(client: Client, group: str, names: Mapping[MessageQueue, str], seconds: float) -> set[MessageQueue]:
@@ -130,35 +134,3 @@ def _by_broker_and_name(names: Mapping[MessageQueue, str]) -> list[tuple[str, li
     for queue, name in names.items():
         together.setdefault((queue.broker_name, name), []).append(queue)
     return [(name, queues) for (_, name), queues in together.items()]
-
-
-def _ask(
-    client: Client,
-    requests: Sequence[Request[T]],
-    where: Callable[[int], str],
-    again: Callable[[int], T],
-    deadline: float,
-) -> list[T]:
-    most = answered_together(0) if client.routed_by_proxy else max(1, len(requests))
-    answers: list[T] = []
-    for begin in range(0, len(requests), most):
-        together = range(begin, min(begin + most, len(requests)))
-        by_connection: dict[Connection, list[int]] = {}
-        for index in together:
-            # Requests that fail here are sent again below, with retries.
-            with contextlib.suppress(RocketMQUnavailableError):
-                by_connection.setdefault(client.connection(where(index), deadline), []).append(index)
-        sent: dict[int, Pending[T]] = {}
-        for connection, indices in by_connection.items():
-            made = connection.send_all(
-                [(requests[index], None) for index in indices], attempt_deadline(requests[indices[0]], deadline)
-            )
-            sent.update(zip(indices, made))
-        for index in together:
-            # A request that fails here is sent again, because all requests are repeatable.
-            with contextlib.suppress(RocketMQUnavailableError):
-                if index in sent:
-                    answers.append(sent[index].result())
-                    continue
-            answers.append(again(index))
-    return answers
