@@ -80,11 +80,11 @@ def plan_columns(schema: StructType, options: SinkOptions) -> Plan:
                 "messageQueueSelector=queueId needs a column 'queue_id' (int)",
             )
         _require(schema, "queue_id", (IntegralType,))
-    known = {*PRODUCER_COLUMNS, "topic", "queue_id", *BROKER_COLUMNS, *([key] if key else [])}
+    allowed = {*PRODUCER_COLUMNS, "topic", "queue_id", *BROKER_COLUMNS, *([key] if key else [])}
     order = {column.name for column in options.order_by}
     check_order(schema, options.order_by, "option orderBy")
     for name in schema.names:
-        if name not in known | order:
+        if name not in allowed | order:
             refuse_delays([name], "the sink")
             raise SchemaError(
                 SchemaCondition.UNKNOWN_COLUMN,
@@ -164,9 +164,10 @@ def _sortable(kind: DataType) -> bool:
 def _require(schema: StructType, name: str, kinds: tuple[type[DataType], ...]) -> None:
     kind = schema[name].dataType
     if not isinstance(kind, kinds):
-        wanted = " or ".join(sorted({k.__name__.removesuffix("Type").lower() for k in kinds}))
+        names_of_kinds = " or ".join(sorted({k.__name__.removesuffix("Type").lower() for k in kinds}))
         raise SchemaError(
-            SchemaCondition.WRONG_TYPE, f"column {name!r} must be {wanted}, but it is {kind.simpleString()}. Cast it first"
+            SchemaCondition.WRONG_TYPE,
+            f"column {name!r} must be {names_of_kinds}, but it is {kind.simpleString()}. Cast it first",
         )
 
 

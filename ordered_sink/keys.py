@@ -53,10 +53,10 @@ def _distinct(hashes: Words) -> Words:
 
 def count_shared(tasks: Sequence[bytes]) -> int:
     """Return how many keys occur in more than one of the tasks."""
-    known = [np.frombuffer(keys, dtype=np.uint64) for keys in tasks if keys]
-    if len(known) < 2:
+    hashes_by_task = [np.frombuffer(keys, dtype=np.uint64) for keys in tasks if keys]
+    if len(hashes_by_task) < 2:
         return 0
-    every = np.sort(np.concatenate(known))
+    every = np.sort(np.concatenate(hashes_by_task))
     same = every[1:] == every[:-1]
     # A key in three tasks makes two pairs of equal neighbours, but counts once.
     return int(np.count_nonzero(same & ~np.concatenate(([False], same[:-1]))))

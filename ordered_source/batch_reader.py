@@ -60,11 +60,11 @@ class BatchReader(DataSourceReader):
         """
         options = self.options
         source = broker.log.reading(options.pull_settings)
-        known: Mapping[MessageQueue, int] = {}
+        committed: Mapping[MessageQueue, int] = {}
         starting = options.starting
         if starting.kind == "committed":
             assert options.consumer_group is not None
-            known = broker.groups.offsets(options.consumer_group, queues)
+            committed = broker.groups.offsets(options.consumer_group, queues)
             starting = options.never_committed
         bounds = broker.log.bounds(queues)
         read = []
@@ -77,7 +77,9 @@ class BatchReader(DataSourceReader):
                 self._fail_or_warn(queue_deleted(queue, "it was about to be read"))
         begins = plan.beginnings(source, starting, read, bounds, bounds)
         ends = plan.endings(source, options.ending, read, bounds, bounds)
-        return {queue: self._span(source, queue, bounds[queue], known.get(queue), begins[queue], ends[queue]) for queue in read}
+        return {
+            queue: self._span(source, queue, bounds[queue], committed.get(queue), begins[queue], ends[queue]) for queue in read
+        }
 
     def _span(
         self, source: Log, queue: MessageQueue, at: QueueBounds, committed: int | None, begin: int, end: int

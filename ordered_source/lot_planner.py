@@ -139,8 +139,8 @@ def _parked(broker: Broker, group: str, queues: Iterable[MessageQueue]) -> Count
         with contextlib.suppress(GroupError):
             leaders[parked_queue(group, queue)] = queue
     bounds = broker.log.bounds(list(leaders)) if leaders else {}
-    known = broker.groups.offsets(group, list(bounds)) if bounds else {}
-    return +Counter({leaders[lot]: at.max_offset - known.get(lot, at.min_offset) for lot, at in bounds.items()})
+    offsets = broker.groups.offsets(group, list(bounds)) if bounds else {}
+    return +Counter({leaders[lot]: at.max_offset - offsets.get(lot, at.min_offset) for lot, at in bounds.items()})
 
 
 def without_lots(queues: Iterable[MessageQueue]) -> list[MessageQueue]:

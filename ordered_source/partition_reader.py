@@ -133,7 +133,7 @@ def _read_lot(
             continue
         own = {LOCK_TOKEN: pa.repeat(text, messages.num_rows)}
         if TICKET in columns:
-            each = [(place, one.attempts, one.puts, one.due, one.error) for place, one in tickets]
+            each = [(place, ticket.attempts, ticket.puts, ticket.due, ticket.error) for place, ticket in tickets]
             own[TICKET] = pa.array(each, TICKET_TYPE)
         arrays = [own[name] if name in own else messages.column(name) for name in columns]
         yield pa.RecordBatch.from_arrays(arrays, names=list(columns))

@@ -155,12 +155,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         since = Checkpoint.from_spark(start)
         run = self._ensure_run(since)
         owner = run.owner
-        known = watch.drop_lost_topics(run.session, since)
-        queues = watch.queues(known, self._target, shared=run.session.shared)
+        current = watch.drop_lost_topics(run.session, since)
+        queues = watch.queues(current, self._target, shared=run.session.shared)
         run.session.boundary(since, queues, patient=self._admission.available_now)
-        former = watch.former_topics(known)
-        run.session.take_former(known, [queue for queue in without_lots(known.next) if queue.topic in former])
-        run.positions.place(known)
+        former = watch.former_topics(current)
+        run.session.take_former(current, [queue for queue in without_lots(current.next) if queue.topic in former])
+        run.positions.place(current)
         run.session.give_up(former)
         log, now = broker.log.reading(self.options.pull_settings), time.monotonic()
         ends = run.positions.ends(self._target)
@@ -172,8 +172,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # repeat the change.
         moved = (
             bool(former)
-            or known.topics != since.topics
-            or (bool(owner.owned) and known.of_another_group(owner.group))
+            or current.topics != since.topics
+            or (bool(owner.owned) and current.of_another_group(owner.group))
             or any(since.next.get(queue, at) != at for queue, at in owner.following({}).items())
         )
         if not counts and not lots.counts and not since.fresh and not moved:
@@ -182,7 +182,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return start
         taken = {**(counts or {}), **lots.counts}
         # A new checkpoint is logged even without rows, so that the start of each queue is decided only once.
-        anchors = self._anchors.of(log, watch.names, known.topics, owner.following(taken), now)
+        anchors = self._anchors.of(log, watch.names, current.topics, owner.following(taken), now)
         return run.session.plan(taken, anchors).to_spark()
 
     def _stops_here(self, start: Mapping[str, Any]) -> bool:

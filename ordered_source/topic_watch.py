@@ -57,8 +57,8 @@ class TopicWatch:
         Raises TopicError MISSING.
         """
         change, now = self._broker.log.change(), time.monotonic()
-        known, listed = self._listed
-        if fresh or change != known or (change is None and now - listed >= LISTING_INTERVAL):
+        last_change, listed = self._listed
+        if fresh or change != last_change or (change is None and now - listed >= LISTING_INTERVAL):
             self._topics = plan.topics(self._broker, self._options)
             self._listed = (change, now)
         return self._topics

@@ -137,12 +137,12 @@ def java_at(path: Path) -> Java | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    said = done.stderr + done.stdout
-    version = parse_version(said) if done.returncode == 0 else None
+    output = done.stderr + done.stdout
+    version = parse_version(output) if done.returncode == 0 else None
     if version is None:
         return None
     # Use only these two lines, because the other lines depend on how Java was called.
-    lines = said[said.index('version "') :].splitlines()
+    lines = output[output.index('version "') :].splitlines()
     return Java(path, version, "\n".join(lines[:2]))
 
 

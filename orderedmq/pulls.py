@@ -49,8 +49,8 @@ def pulls(
     while begin < end:
         batch = log.pull(queue, begin, min(max_messages, end - begin), max_bytes, columns, None, end)
         if not batch.num_rows:
-            known = f"it had messages up to {end} a moment ago"
-            raise beyond_end(queue, begin, known, log.tail_loss)
+            why = f"it had messages up to {end} a moment ago"
+            raise beyond_end(queue, begin, why, log.tail_loss)
         begin += batch.num_rows
         yield batch
 

@@ -74,12 +74,12 @@ def kept(listener: Any, around: Callable[[Any], Any] | None = None) -> Any:
 
     def own() -> Any:
         objects = _process().local.objects
-        one = objects.get(listener)
-        if one is None:
-            one = objects[listener] = listener()
-        called = ready.get(id(one))
+        instance = objects.get(listener)
+        if instance is None:
+            instance = objects[listener] = listener()
+        called = ready.get(id(instance))
         if called is None:
-            called = ready[id(one)] = made(one)
+            called = ready[id(instance)] = made(instance)
         return called
 
     if asynchronous:

@@ -89,7 +89,7 @@ def separate(
         for lock, rows in pieces:
             _put(lock, rows.filter(pc.is_valid(rows.column(rows.num_columns - 1))))
         rest = batch.select(batch.schema.names[:-1])
-        if not all(pc.all(one).as_py() for one in passing):
+        if not all(pc.all(column).as_py() for column in passing):
             rest = rest.filter(pa.concat_arrays(passing))
         if rest.num_rows:
             yield rest

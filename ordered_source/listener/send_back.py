@@ -47,7 +47,7 @@ class SendBack:
 
 def told(outcomes: Sequence[Outcome]) -> list[Outcome]:
     """Return the outcomes of messages that were sent back, with the status SENT_BACK instead of the engine's PARKED."""
-    return [one._replace(status="SENT_BACK") for one in outcomes]
+    return [outcome._replace(status="SENT_BACK") for outcome in outcomes]
 
 
 def require_retries(names: Sequence[str], queue: MessageQueue) -> None:

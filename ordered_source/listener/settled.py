@@ -61,7 +61,7 @@ class Settled:
     def view(self, planned: Sequence[Message] = ()) -> LotView:
         """Return the parking lot as the engine sees it. ``planned``: this micro-batch's messages from the lot, without settled ones."""
         lot, plan = self._lot, self._plan
-        offsets = {key: one.offsets for key, one in lot.keys.items()}
+        offsets = {key: parked.offsets for key, parked in lot.keys.items()}
         waiting: Mapping[object, Sequence[int]] = {}
         attempted: Mapping[object, Sequence[int]] = {}
         if plan.begin < plan.end:
@@ -82,17 +82,19 @@ class Settled:
         it from the parking lot.
         """
         lot, letters = self._lot, self._letters
-        if not letters and (lot.max_offset < 0 or not messages or lot.max_offset < min(one._offset for one in messages)):
+        if not letters and (
+            lot.max_offset < 0 or not messages or lot.max_offset < min(message._offset for message in messages)
+        ):
             return messages, []
         left: list[Message] = []
         settled: list[Outcome] = []
-        for one in messages:
-            if one._offset in lot.places:
-                settled.append(Outcome(one._offset, one._offset + 1, one._key, "PARKED", 0, 0.0, None))
-            elif one._offset in letters:
-                settled.append(Outcome(one._offset, one._offset + 1, one._key, "DEAD_LETTER", 0, 0.0, None))
+        for message in messages:
+            if message._offset in lot.places:
+                settled.append(Outcome(message._offset, message._offset + 1, message._key, "PARKED", 0, 0.0, None))
+            elif message._offset in letters:
+                settled.append(Outcome(message._offset, message._offset + 1, message._key, "DEAD_LETTER", 0, 0.0, None))
             else:
-                left.append(one)
+                left.append(message)
         return left, settled
 
 

@@ -253,7 +253,7 @@ class _Task:
             self._back.send(messages)
             return told(engine.was_parked([True] * len(messages)))
         now = int(self._wall() * 1000)
-        puts = [self._put(one, now) for one in messages]
+        puts = [self._put(message, now) for message in messages]
         with naming(self.queue, messages, "be parked"):
             parked = self._broker.groups.park(self._token, puts)
         return [

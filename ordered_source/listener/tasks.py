@@ -136,7 +136,7 @@ def by_queue(batch: pa.RecordBatch) -> Iterator[tuple[MessageQueue, ReadContext 
         runs = [(tuple(column[0].as_py() for column in columns), batch.num_rows)]
     else:
         of_rows = zip(*(column.to_pylist() for column in columns), strict=True)
-        runs = [(one, len(list(same))) for one, same in groupby(of_rows)]
+        runs = [(queue, len(list(same))) for queue, same in groupby(of_rows)]
     begin = 0
     for (topic, broker, queue_id, place), size in runs:
         yield MessageQueue(topic, broker, queue_id), None if place is None else contexts[place], rows.slice(begin, size)

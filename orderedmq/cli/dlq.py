@@ -154,7 +154,9 @@ def list_letters(
                 raise no_such_offset(queue, end, f"dead letter {offset}")
             # Read one letter more than is shown, to know whether more letters follow.
             for letters in find(broker.log, queue, chosen, begin, end, count + 1 - len(rows)):
-                rows += [_row(one, replayed=chosen.replayed(one, upto), quarantined=chosen.holds(one)) for one in letters]
+                rows += [
+                    _row(letter, replayed=chosen.replayed(letter, upto), quarantined=chosen.holds(letter)) for letter in letters
+                ]
             if len(rows) > count:
                 break
     more = rows[count:]

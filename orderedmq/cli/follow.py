@@ -86,13 +86,13 @@ class Lines:
             queue_name = str(row["queue_id"]) if row["broker"] == EMBEDDED_BROKER else f"{row['broker']}/{row['queue_id']}"
             self._queue_width = max(self._queue_width, len(queue_name))
             when = f"{row['store_timestamp'][:10]} {row['store_timestamp'][11:19]}"
-            said = (
+            shown = (
                 f"{queue_name:>{self._queue_width}} {row['queue_offset']:>8}",
                 when,
                 row["sharding_key"],
                 row["tags"],
                 text(row),
             )
-            parts = [part or "-" for part in said]
+            parts = [part or "-" for part in shown]
             self._shell.say("  ".join(one_line(part if self._full else shortened(part, LONGEST, WHOLE)) for part in parts))
         sys.stdout.flush()

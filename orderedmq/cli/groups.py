@@ -312,11 +312,11 @@ def delete(
     """
     check_group(group)
     with shell.broker() as broker:
-        known = own_offsets(broker, group)
+        offsets = own_offsets(broker, group)
         broker.admin.delete_group(group, force=force)
     shell.done(
-        {"group": group, "deleted": len(known), "offsets": offsets_to_json(known)},
-        f"deleted group {group} with the offsets of {len(known)} queues",
+        {"group": group, "deleted": len(offsets), "offsets": offsets_to_json(offsets)},
+        f"deleted group {group} with the offsets of {len(offsets)} queues",
     )
 
 

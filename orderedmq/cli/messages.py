@@ -103,7 +103,11 @@ def peek(
             _follow(shell, look, topic, None if queue is None else queues[0], offset, last, count, full)
             return
         bounds = broker.log.bounds(queues)
-        parts = [part for one, at in bounds.items() for part in look.some(one, at, offset, most, backwards=last is not None)]
+        parts = [
+            part
+            for queue_at, at in bounds.items()
+            for part in look.some(queue_at, at, offset, most, backwards=last is not None)
+        ]
     rows = _rows(parts)
     columns: tuple[Column, ...] = (
         *queue_names.columns(rows, topic=False),
@@ -134,7 +138,7 @@ def _follow(
 
     def there() -> list[MessageQueue]:
         queues = look.log.queues(topic)
-        return queues if queue is None else [one for one in queues if one == queue]
+        return queues if queue is None else [other for other in queues if other == queue]
 
     bounds = look.log.bounds(there())
     positions = {one: at.max_offset if offset is None else _begin(one, at, offset) for one, at in bounds.items()}

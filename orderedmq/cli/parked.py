@@ -46,28 +46,28 @@ Offsets = Annotated[
 Everything = Annotated[bool, typer.Option("--all", help="All parked keys.")]
 
 
-def _row(group: str, one: ParkedKey, now: float) -> dict[str, Any]:
-    wait = one.due_in(now)
+def _row(group: str, key: ParkedKey, now: float) -> dict[str, Any]:
+    wait = key.due_in(now)
     return {
         "group": group,
-        **queue_fields(one.queue),
-        "sharding_key": one.key,
-        "offset": one.offset,
-        "messages": one.messages,
-        "state": one.state,
-        "due": moment(one.due and one.due * 1000),
+        **queue_fields(key.queue),
+        "sharding_key": key.key,
+        "offset": key.offset,
+        "messages": key.messages,
+        "state": key.state,
+        "due": moment(key.due and key.due * 1000),
         "due_in": None if wait is None else round(wait, 3),
-        "attempts": one.ticket.attempts,
-        "times_parked": one.ticket.puts,
-        "error": one.ticket.error or None,
-        "oldest": moment(one.ticket.stored or None),
+        "attempts": key.ticket.attempts,
+        "times_parked": key.ticket.puts,
+        "error": key.ticket.error or None,
+        "oldest": moment(key.ticket.stored or None),
     }
 
 
-def _shown(row: dict[str, Any], one: ParkedKey, now: float) -> dict[str, Any]:
+def _shown(row: dict[str, Any], parked_key: ParkedKey, now: float) -> dict[str, Any]:
     """Return the row for a table: times become durations, and a message without a key shows its offset as its key."""
-    age = duration(max(0.0, now - one.ticket.stored / 1e6)) if one.ticket.stored else None
-    key = f"offset {one.offset}" if one.key is None else one.key
+    age = duration(max(0.0, now - parked_key.ticket.stored / 1e6)) if parked_key.ticket.stored else None
+    key = f"offset {parked_key.offset}" if parked_key.key is None else parked_key.key
     return {
         **row,
         "sharding_key": key,
@@ -93,9 +93,9 @@ def list_parked(shell: Shell, group: Group, topic: Where = None, full: Full = Fa
     with shell.broker() as broker:
         keys = _parked(broker, group, topic)
     now = time.time()
-    rows = [_row(group, one, now) for one in keys]
+    rows = [_row(group, key, now) for key in keys]
     if not shell.json:
-        rows = [_shown(row, one, now) for row, one in zip(rows, keys, strict=True)]
+        rows = [_shown(row, key, now) for row, key in zip(rows, keys, strict=True)]
     columns = (
         *queue_names.columns(rows),
         Column("sharding_key", "key"),
@@ -173,18 +173,18 @@ def _parked(broker: Broker, group: str, topic: str | None) -> list[ParkedKey]:
     if topic is None or name is None:
         return keys
     queues = set(queue_names.find_all(topic, broker.log.queues(name)))
-    return [one for one in keys if one.queue in queues]
+    return [key for key in keys if key.queue in queues]
 
 
 def _order(shell: Shell, broker: Broker, group: str, action: OrderAction, those: list[ParkedKey]) -> None:
     alive = owned(broker, group)
     give(broker, group, action, those)
-    queues = sorted({one.queue for one in those})
+    queues = sorted({key.queue for key in those})
     row = {
         "group": group,
         "action": action,
         "keys": len(those),
-        "messages": sum(one.messages for one in those),
+        "messages": sum(key.messages for key in those),
         "queues": [{**queue_fields(queue), "owned": alive.get(queue, False)} for queue in queues],
     }
     if not those:
@@ -208,8 +208,8 @@ def _count(those: list[ParkedKey]) -> str:
 
 def _queues(those: list[ParkedKey]) -> str:
     counted = Counter[MessageQueue]()
-    for one in those:
-        counted[one.queue] += one.messages
+    for key in those:
+        counted[key.queue] += key.messages
     return _named(sorted(counted))
 
 

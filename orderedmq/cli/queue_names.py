@@ -90,13 +90,13 @@ def find(text: str, queues: Sequence[MessageQueue]) -> MessageQueue:
 
 def spans(queues: Sequence[MessageQueue]) -> str:
     """Return the text for a topic's queues in a message: ``0 to 7``, or ``broker-a/0 to broker-a/3, broker-b/0``."""
-    said = []
+    texts = []
     for broker, of_broker in groupby(sorted(queues), key=lambda queue: queue.broker_name):
         numbers = [queue.queue_id for queue in of_broker]
         prefix = "" if broker == EMBEDDED_BROKER else f"{broker}/"
         last = f" to {prefix}{numbers[-1]}" if len(numbers) > 1 else ""
-        said.append(f"{prefix}{numbers[0]}{last}")
-    return ", ".join(said)
+        texts.append(f"{prefix}{numbers[0]}{last}")
+    return ", ".join(texts)
 
 
 #: Maximum seconds that a user waits after TAB.

@@ -36,8 +36,8 @@ def queue_by_queue(_key: Any, frames: Iterator[Any], state: Any) -> Iterator[Any
 
     # A shuffle does not keep the order. Sorting by offset restores it.
     events = pd.concat(list(frames)).sort_values("queue_offset")
-    known, messages = follow(state.get[0] if state.exists else None, pa.array(events["body"], pa.binary()))
-    state.update((known,))
+    progress, messages = follow(state.get[0] if state.exists else None, pa.array(events["body"], pa.binary()))
+    state.update((progress,))
     yield messages.to_pandas()
 
 

@@ -51,14 +51,14 @@ def verify(log: Log) -> Result:
     messages = different = late = brought = 0
     tops: list[list[tuple[float, dict[str, Any]]]] = []
     for queue, out in zip(log.queues(IN), log.queues(OUT), strict=True):
-        known: bytes | None = None
+        progress: bytes | None = None
         bounds = log.bounds([queue, out])
         # The job keeps the order within each queue, so messages at the same offset must be equal.
         different += abs(bounds[queue].max_offset - bounds[out].max_offset)
         end = min(bounds[queue].max_offset, bounds[out].max_offset)
         for begin in range(0, end, _AT_ONCE):
             count = min(_AT_ONCE, end - begin)
-            known, expected = follow(known, _bodies(log, queue, begin, count))
+            progress, expected = follow(progress, _bodies(log, queue, begin, count))
             actual = _bodies(log, out, begin, count)
             different += count - int(pc.sum(pc.equal(expected["body"], actual)).as_py())
             messages += count

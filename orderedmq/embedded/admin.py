@@ -202,8 +202,8 @@ class EmbeddedAdmin:
         with self._read() as txn:
             _require(txn, group)
             records = txn.scan("groups", layout.group_prefix(group))
-            known = {layout.group_of(key)[1]: layout.to_number(value) for key, value in records}
-        return dict(sorted(known.items()))
+            offsets = {layout.group_of(key)[1]: layout.to_number(value) for key, value in records}
+        return dict(sorted(offsets.items()))
 
     def seek(self, group: str, offsets: Mapping[MessageQueue, int], *, force: bool = False, parked: AtSeek = None) -> None:
         check_group(group)
@@ -300,8 +300,8 @@ class EmbeddedAdmin:
             prefix = b"" if group is None else layout.group_prefix(group)
             every = [(*layout.group_of(key), layout.lock_from_json(value)) for key, value in txn.scan("locks", prefix)]
             locks = [(name, queue, lock) for name, queue, lock in every if not lock.orphaned]
-            said = [layout.member_from_json(value) for _, value in txn.scan("members", prefix)]
-        names = _query_names(store) | {member.client_id: member.name for member in said if member.name is not None}
+            registered = [layout.member_from_json(value) for _, value in txn.scan("members", prefix)]
+        names = _query_names(store) | {member.client_id: member.name for member in registered if member.name is not None}
         now = self._clock.instant()
         # Each client is checked once, however many queues it owns.
         alive = {client_id: members.alive(client_id) for client_id in {lock.client_id for _, _, lock in locks if lock.held}}

@@ -334,9 +334,9 @@ def _payloads(contents: Contents, used: dict[Place, str]) -> Iterator[str]:
             yield f"payload {number} is beyond {greatest}, the last number that the store has given"
     chunks = Counter(place.segment for place in used if place.segment != INLINE)
     for segment, value in contents.scan("segments"):
-        said = SegmentState.unpack(value).chunks
-        if said != chunks[segment]:
-            yield f"{Place(segment)} counts {said} chunks, but the index has {chunks[segment]}"
+        count = SegmentState.unpack(value).chunks
+        if count != chunks[segment]:
+            yield f"{Place(segment)} counts {count} chunks, but the index has {chunks[segment]}"
     for segment in chunks:
         if contents.get("segments", segment) is None:
             yield f"{Place(segment)} has chunks but no entry"
@@ -362,12 +362,12 @@ def _space(contents: Contents) -> Iterator[str]:
         for incarnation, size in SegmentState.unpack(value).topics.items():
             expected[incarnation] += size
             shares[incarnation] -= size
-    said = {key.decode(): layout.to_number(value) for key, value in contents.scan("space")}
-    for incarnation in sorted(set(said) ^ set(topics.values())):
-        yield f"incarnation {incarnation} of a topic {'has no topic' if incarnation in said else 'has no size'}"
+    recorded = {key.decode(): layout.to_number(value) for key, value in contents.scan("space")}
+    for incarnation in sorted(set(recorded) ^ set(topics.values())):
+        yield f"incarnation {incarnation} of a topic {'has no topic' if incarnation in recorded else 'has no size'}"
     for topic, incarnation in topics.items():
-        if incarnation in said and said[incarnation] != expected[incarnation]:
-            yield f"topic {topic} counts {said[incarnation]} bytes, but its messages take {expected[incarnation]}"
+        if incarnation in recorded and recorded[incarnation] != expected[incarnation]:
+            yield f"topic {topic} counts {recorded[incarnation]} bytes, but its messages take {expected[incarnation]}"
         if shares[incarnation] > 0:
             yield f"topic {topic} has more bytes in segments than the segments count"
 

@@ -156,14 +156,14 @@ class EmbeddedGroups:
 
         def beat(txn: Transaction) -> list[Member]:
             now = self._clock.instant()
-            known = all_members(txn, group)
-            mine = known.get(key)
+            members = all_members(txn, group)
+            mine = members.get(key)
             joined = mine.joined if mine is not None and not mine.expired(now) else txn.take_number("epoch")
-            known[key] = Member(client.owner, client.client_id, subscription, joined, now, room, self.life, client.name)
-            txn.put("members", key, layout.member_to_json(known[key]))
-            counted = present(known.values(), now, self.alive)
+            members[key] = Member(client.owner, client.client_id, subscription, joined, now, room, self.life, client.name)
+            txn.put("members", key, layout.member_to_json(members[key]))
+            counted = present(members.values(), now, self.alive)
             ids = {member.client_id for member in counted}
-            for other, member in known.items():
+            for other, member in members.items():
                 if member.client_id not in ids:
                     txn.delete("members", other)
             return counted
@@ -174,8 +174,8 @@ class EmbeddedGroups:
     def members(self, group: str) -> list[Member]:
         check_group(group)
         with self._store.read() as txn:
-            known = all_members(txn, group)
-        return present(known.values(), self._clock.instant(), self.alive)
+            members = all_members(txn, group)
+        return present(members.values(), self._clock.instant(), self.alive)
 
     def lock(
         self,
@@ -188,12 +188,12 @@ class EmbeddedGroups:
         del tenures
         check_group(group)
         out: dict[MessageQueue, LockToken | Refusal] = {}
-        known: dict[str, bool] = {}
+        alive_by_client: dict[str, bool] = {}
 
         def alive(client_id: str) -> bool:
-            if client_id not in known:
-                known[client_id] = self.alive(client_id)
-            return known[client_id]
+            if client_id not in alive_by_client:
+                alive_by_client[client_id] = self.alive(client_id)
+            return alive_by_client[client_id]
 
         # Members of a shared group repeatedly request queues that other members still hold, so a refusal must not need a write.
         with self._store.read() as txn:
@@ -206,7 +206,7 @@ class EmbeddedGroups:
                 out[queue] = rules.refusal(before, queue, now, alive(before.client_id))
             if out or not queues:
                 return out
-        known.clear()
+        alive_by_client.clear()
         with self._store.write() as txn:
             now = self._clock.instant()
             for queue in queues:
@@ -272,8 +272,8 @@ class EmbeddedGroups:
     def commit(self, offsets: Mapping[LockToken, int]) -> None:
         # A reader commits after every batch, but the sink's publish has usually moved the offsets already. In that case nothing is written.
         with self._store.read() as txn:
-            known = {token: offset_at(txn, token.group, token.queue) for token in offsets}
-            if all(at is not None and at >= offsets[token] for token, at in known.items()):
+            committed = {token: offset_at(txn, token.group, token.queue) for token in offsets}
+            if all(at is not None and at >= offsets[token] for token, at in committed.items()):
                 _require_all(txn, offsets)
                 return
         with self._store.write() as txn:

@@ -250,6 +250,6 @@ def _oldest(
 def _clocks(txn: Transaction, clock: Clock) -> tuple[Clocks | None, Clocks]:
     """Return the store's record of the clocks, and what it should be: the same, unless the wall clock was set or the machine restarted."""
     value = txn.get("meta", layout.CLOCKS)
-    known = None if value is None else layout.clocks_from_json(value)
+    clocks = None if value is None else layout.clocks_from_json(value)
     now, wall = clock.instant(), clock.wall()
-    return known, Clocks(now, wall) if known is None else known.read(now, wall)
+    return clocks, Clocks(now, wall) if clocks is None else clocks.read(now, wall)

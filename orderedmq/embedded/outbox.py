@@ -135,12 +135,12 @@ class EmbeddedOutbox:
         key = layout.sink_key(batch.sink_id)
         txn.put("batches", key + layout.number(batch.batch_id), json.dumps(record).encode())
         old = []
-        for known, _ in txn.scan("batches", key):
-            if layout.to_number(known[-8:]) > batch.batch_id - KEPT_BATCHES:
+        for record_key, _ in txn.scan("batches", key):
+            if layout.to_number(record_key[-8:]) > batch.batch_id - KEPT_BATCHES:
                 break
-            old.append(known)
-        for known in old:
-            txn.delete("batches", known)
+            old.append(record_key)
+        for record_key in old:
+            txn.delete("batches", record_key)
 
 
 def forget_topics(txn: Transaction, topics: Collection[str]) -> None:

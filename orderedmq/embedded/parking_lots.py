@@ -35,13 +35,13 @@ def put(
     lot = parked_queue(group, queue)
     new: dict[bytes, Put] = {}
     answers = []
-    for one in puts:
-        if one.source not in (queue, lot):
-            raise ValueError(f"{one.source} is neither queue {queue} nor its parking lot {lot}")
-        key = layout.message_key(group, one.source, one.at)
-        unsettled = one.at >= settled.get(one.source, 0)
+    for each in puts:
+        if each.source not in (queue, lot):
+            raise ValueError(f"{each.source} is neither queue {queue} nor its parking lot {lot}")
+        key = layout.message_key(group, each.source, each.at)
+        unsettled = each.at >= settled.get(each.source, 0)
         if unsettled and key not in new and not _lies(txn, key, settled.get(lot, 0)):
-            new[key] = one
+            new[key] = each
         answers.append(unsettled)
     if new:
         topic = _lots(txn, queue, lot)
@@ -72,8 +72,8 @@ def _lots(txn: Transaction, queue: MessageQueue, lot: MessageQueue) -> TopicInfo
 def _copied(txn: Transaction, puts: Sequence[Put]) -> pa.RecordBatch:
     """Return the messages (SOURCE_COLUMNS) that ``puts`` name, in the order of ``puts``."""
     places: dict[MessageQueue, dict[int, int]] = {}
-    for number, one in enumerate(puts):
-        places.setdefault(one.source, {})[one.at] = number
+    for number, put in enumerate(puts):
+        places.setdefault(put.source, {})[put.at] = number
     batches, order = [], []
     for source, numbers in places.items():
         batches.append(rows_at(txn, source, sorted(numbers), SOURCE_COLUMNS))

@@ -159,8 +159,20 @@ def outcomes(messages: Sequence[Message], status: OutcomeStatus, seconds: float)
     # This is faster than Outcome(...), and a task makes an outcome for each message.
     new, kind = tuple.__new__, Outcome
     return [
-        new(kind, (one._offset, one._offset + 1, one._key, status, one._attempts + accepted, seconds, one._error, None))
-        for one in messages
+        new(
+            kind,
+            (
+                message._offset,
+                message._offset + 1,
+                message._key,
+                status,
+                message._attempts + accepted,
+                seconds,
+                message._error,
+                None,
+            ),
+        )
+        for message in messages
     ]
 
 
@@ -426,9 +438,15 @@ class Engine(ABC):
         self._held -= len(messages)
         return [
             Outcome(
-                one._offset, one._offset + 1, one._key, "PARKED" if is_there else "REPEATED", one._attempts, 0.0, one._error
+                message._offset,
+                message._offset + 1,
+                message._key,
+                "PARKED" if is_there else "REPEATED",
+                message._attempts,
+                0.0,
+                message._error,
             )
-            for one, is_there in zip(messages, parked, strict=True)
+            for message, is_there in zip(messages, parked, strict=True)
         ]
 
     def refused(self, error: OrderedMQError, now: float) -> None:

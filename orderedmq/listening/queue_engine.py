@@ -180,7 +180,7 @@ class QueueEngine(Engine):
             )
             status = ConsumeOrderlyStatus.SUCCESS
         if status is ConsumeOrderlyStatus.ROLLBACK:
-            self._held += sum(len(one.messages) for one in self._taken)
+            self._held += sum(len(each.messages) for each in self._taken)
             self._again.extendleft([batch, *reversed(self._taken)])
             self._taken.clear()
             self._suspend(context, now)
@@ -248,11 +248,11 @@ class QueueEngine(Engine):
 
     def _finish(self) -> Done:
         """End the range. Raises ListenerError UNCOMMITTED if messages are taken and not committed."""
-        taken = [one for batch in self._taken for one in batch.messages]
-        if taken:
+        messages = [message for batch in self._taken for message in batch.messages]
+        if messages:
             raise ListenerError(
                 ListenerCondition.UNCOMMITTED,
-                f"{len(taken)} messages of queue {self.queue}, offsets {taken[0]._offset} to {taken[-1]._offset}, were taken and not "
+                f"{len(messages)} messages of queue {self.queue}, offsets {messages[0]._offset} to {messages[-1]._offset}, were taken and not "
                 "committed at the end of the task's range: the listener answered SUCCESS with auto_commit off and no COMMIT followed. "
                 "Answer COMMIT for the last of them (a range may end after any batch), or leave auto_commit on",
             )

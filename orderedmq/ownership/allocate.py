@@ -129,11 +129,11 @@ def _md5(text: str) -> int:
 
 def _configured(allocation: Allocation, queues: Sequence[MessageQueue]) -> list[MessageQueue]:
     """AllocateMessageQueueByConfig: the configured queues of this topic. Unlike in Java, the list may name several topics."""
-    known = set(queues)
+    existing = set(queues)
     topics = {queue.topic for queue in queues}
     mine = [queue for queue in allocation.queues if queue.topic in topics]
     for queue in mine:
-        if queue not in known:
+        if queue not in existing:
             # Java would return the queue, and each lock and pull of it would fail.
             raise TopicError(
                 TopicCondition.NO_SUCH_QUEUE,

@@ -112,9 +112,9 @@ def parked_of_query(progress_sources: Iterable[Mapping[str, Any]]) -> ParkedCoun
             raise _not_ours(latest) from None
     if not found:
         return None
-    oldest = min((one.oldest for one in found if one.oldest is not None), default=None)
+    oldest = min((lot.oldest for lot in found if lot.oldest is not None), default=None)
     return ParkedCounts(
-        sum(one.messages for one in found), sum(one.keys for one in found), oldest, sum(one.retries for one in found)
+        sum(lot.messages for lot in found), sum(lot.keys for lot in found), oldest, sum(lot.retries for lot in found)
     )
 
 
@@ -125,12 +125,12 @@ def describe(lags: Mapping[MessageQueue, QueueLag], parked: ParkedCounts | None 
 
 
 def _describe(lags: Mapping[MessageQueue, QueueLag]) -> str:
-    known = {queue: lag.messages for queue, lag in lags.items() if lag.messages is not None}
-    if not known:
+    messages = {queue: lag.messages for queue, lag in lags.items() if lag.messages is not None}
+    if not messages:
         return f"lag of {len(lags)} queues is unknown"
-    worst = min(known, key=lambda queue: (-known[queue], queue))
-    total = f"lag {sum(known.values())} messages in {len(known)} queues"
-    return f"{total}, worst {worst} with {known[worst]}" if known[worst] else total
+    worst = min(messages, key=lambda queue: (-messages[queue], queue))
+    total = f"lag {sum(messages.values())} messages in {len(messages)} queues"
+    return f"{total}, worst {worst} with {messages[worst]}" if messages[worst] else total
 
 
 def _latest(progress_source: Mapping[str, Any]) -> Mapping[str, Any] | None:

@@ -58,7 +58,9 @@ def _difference(name: str, mine: object, theirs: object) -> str:
     if name != "failures":
         return f"{name} {mine!r}, not {theirs!r}"
     # Name the options, because they are what a user knows.
-    return ", not ".join(f"{one}=true" if one else "parkingLot=false and retryTopic=false" for one in (mine, theirs))
+    return ", not ".join(
+        f"{has_lots}=true" if has_lots else "parkingLot=false and retryTopic=false" for has_lots in (mine, theirs)
+    )
 
 
 @dataclass(frozen=True)
@@ -115,11 +117,11 @@ def refuse(group: str, client: ClientIdentity, members: Iterable[Member]) -> Non
     A client that is not a member is not refused. Two exclusive members are not compared, because the queue locks exclude one of
     them if they read the same topics.
     """
-    known = {member.client_id: member for member in members}
-    mine = known.get(client.client_id)
+    by_client = {member.client_id: member for member in members}
+    mine = by_client.get(client.client_id)
     if mine is None:
         return
-    for other in sorted(known.values(), key=lambda member: member.joined):
+    for other in sorted(by_client.values(), key=lambda member: member.joined):
         if other.joined >= mine.joined:
             return
         if other.owner == mine.owner:

@@ -160,7 +160,7 @@ class Lot:
         """Return when the first key is due, in ms since 1970, or None if no key will be due. A lot with commands is due immediately."""
         if self.ordered:
             return BEHIND
-        return min((one.due for one in self.keys.values() if one.due != HELD), default=None)
+        return min((key.due for key in self.keys.values() if key.due != HELD), default=None)
 
     def ticket(self, place: int, lane: object, ticket: Ticket) -> Ticket | None:
         """Return the ticket of the message at ``place``, changed by the operators' commands, or None for a second copy."""
@@ -185,12 +185,12 @@ def to_park(rows: pa.RecordBatch, puts: Sequence[Put]) -> pa.RecordBatch:
     columns = [rows.column(name).to_pylist() for name in ("properties", "message_id")]
     times = [rows.column(name).cast(pa.int64()).to_pylist() for name in ("born_timestamp", "store_timestamp")]
     for put, own, message_id, born, stored in zip(puts, *columns, *times, strict=True):
-        known = dict(own or ())
-        if PARKED_OFFSET in known:
-            then = Ticket.from_properties(known)
+        names = dict(own or ())
+        if PARKED_OFFSET in names:
+            then = Ticket.from_properties(names)
             message_id, born, stored = then.message_id, then.born, then.stored
         ticket = replace(put.ticket, message_id=message_id or "", born=born or 0, stored=stored or 0)
-        mine = {name: value for name, value in known.items() if name not in PARKED_PROPERTIES}
+        mine = {name: value for name, value in names.items() if name not in PARKED_PROPERTIES}
         properties.append(list({**mine, **ticket.to_properties(), PARKED_FROM: put.place}.items()))
     arrays = [
         pa.array(properties, PROPERTIES_TYPE)
@@ -203,7 +203,7 @@ def to_park(rows: pa.RecordBatch, puts: Sequence[Put]) -> pa.RecordBatch:
 
 def order_rows(orders: Sequence[Order]) -> pa.RecordBatch:
     """Return the rows (PRODUCER_COLUMNS) of operators' commands to append to the lot."""
-    rows = [{"body": b"", "sharding_key": one.key, "properties": list(one.to_properties().items())} for one in orders]
+    rows = [{"body": b"", "sharding_key": order.key, "properties": list(order.to_properties().items())} for order in orders]
     return pa.RecordBatch.from_pylist(rows, schema=PRODUCER_SCHEMA)
 
 
@@ -234,11 +234,11 @@ def restore(rows: pa.RecordBatch, queue: MessageQueue, lot: Lot) -> tuple[pa.Rec
         "topic": [queue.topic] * len(of),
         "broker_name": [queue.broker_name] * len(of),
         "queue_id": [queue.queue_id] * len(of),
-        "queue_offset": [one.offset for one in of],
-        "message_id": [one.message_id for one in of],
-        "born_timestamp": [one.born for one in of],
-        "store_timestamp": [one.stored for one in of],
-        "reconsume_times": [one.attempts for one in of],
+        "queue_offset": [origin_of.offset for origin_of in of],
+        "message_id": [origin_of.message_id for origin_of in of],
+        "born_timestamp": [origin_of.born for origin_of in of],
+        "store_timestamp": [origin_of.stored for origin_of in of],
+        "reconsume_times": [origin_of.attempts for origin_of in of],
         "properties": properties,
     }
     arrays = [
@@ -251,7 +251,7 @@ def restore(rows: pa.RecordBatch, queue: MessageQueue, lot: Lot) -> tuple[pa.Rec
 def _places_in_lot(rows: pa.RecordBatch) -> list[int]:
     """Return the offset in the lot from which each row was copied, or -1 for a row that was copied from the queue."""
     sources = pc.map_lookup(rows.column("properties"), PARKED_FROM, "first").to_pylist()
-    return [int(one[2:]) if one is not None and one.startswith("P:") else -1 for one in sources]
+    return [int(source[2:]) if source is not None and source.startswith("P:") else -1 for source in sources]
 
 
 def _alone(rows: pa.RecordBatch) -> list[bool]:

@@ -91,8 +91,8 @@ def _make(java: Java, home: Path, folder: Path) -> Path:
             stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
         )  # fmt: skip
         if done.returncode or not archive_file.exists():
-            said = [line for line in f"{done.stdout}\n{done.stderr}".splitlines() if re.search("Error|Exception|error", line)]
-            why = said[-1][:300] if said else "it gave no reason"
+            errors = [line for line in f"{done.stdout}\n{done.stderr}".splitlines() if re.search("Error|Exception|error", line)]
+            why = errors[-1][:300] if errors else "it gave no reason"
             raise _none(java, f"{why}. Check whether a Spark session starts here, and whether the disk of {folder} is full")
         with archive_file.open("rb") as written:
             os.fsync(written.fileno())
@@ -130,8 +130,8 @@ def _find(java: Java, home: Path) -> Path | None:
 
 def _base(java: Java, folder: Path) -> str:
     """Return the option for the archive of Java's own classes, which Spark's archive extends. Make that archive if Java came without it."""
-    said = subprocess.run([java.path, "-Xshare:on", "-version"], stdin=subprocess.DEVNULL, capture_output=True)
-    if said.returncode == 0:
+    version = subprocess.run([java.path, "-Xshare:on", "-version"], stdin=subprocess.DEVNULL, capture_output=True)
+    if version.returncode == 0:
         return ""
     own = hashlib.sha256(f"{java.path}\0{java.build}".encode(errors="surrogateescape")).hexdigest()[:16]
     base = folder / f"java-classes-{own}.jsa"

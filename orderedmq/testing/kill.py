@@ -63,11 +63,11 @@ def run_and_kill(spec: Spec, folder: Path, timeout: float) -> None:
         os.close(write)
         try:
             answered = select.select([read], [], [], timeout)[0]
-            said = os.read(read, 4096) if answered else b""
-            reached = said == b"."
+            answer = os.read(read, 4096) if answered else b""
+            reached = answer == b"."
             if answered and not reached:
                 # If nothing was written, the pipe was closed by the end of the process.
-                _explain(spec, said.decode(errors="replace"), 0 if said else process.wait(), log)
+                _explain(spec, answer.decode(errors="replace"), 0 if answer else process.wait(), log)
         finally:
             kill_all(process)
     finally:

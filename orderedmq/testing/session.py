@@ -93,9 +93,13 @@ def modules_for_workers() -> Iterator[None]:
 
 def _added() -> Iterator[Path]:
     """Yield the folders of ``sys.path`` that a new process of this interpreter would not have in its own ``sys.path``."""
-    known = {Path(place) for place in (*sysconfig.get_paths().values(), *site.getsitepackages(), site.getusersitepackages())}
-    known |= {Path(sys.base_prefix, place.relative_to(sys.prefix)) for place in known if place.is_relative_to(sys.prefix)}
+    own_places = {
+        Path(place) for place in (*sysconfig.get_paths().values(), *site.getsitepackages(), site.getusersitepackages())
+    }
+    own_places |= {
+        Path(sys.base_prefix, place.relative_to(sys.prefix)) for place in own_places if place.is_relative_to(sys.prefix)
+    }
     for entry in sys.path:
         place = Path(entry).absolute()
-        if place.is_dir() and place not in known and place.name != "lib-dynload":
+        if place.is_dir() and place not in own_places and place.name != "lib-dynload":
             yield place

@@ -271,8 +271,8 @@ def told(found: Audit) -> str:
     for finding in found.findings:
         if finding.messages:
             lines.append(f"{finding.name}: {finding.messages:,}{finding.note and f' ({finding.note})'}")
-            for one in found.examples:
-                if one.kind == finding.kind:
-                    key = "no key" if one.key is None else f"key {one.key}"
-                    lines.append(f"  {one.side}, {one.where}: {key}, {one.id}")
+            for example in found.examples:
+                if example.kind == finding.kind:
+                    key = "no key" if example.key is None else f"key {example.key}"
+                    lines.append(f"  {example.side}, {example.where}: {key}, {example.id}")
     return "\n".join(lines)

@@ -218,11 +218,11 @@ def find(log: Log, queue: MessageQueue, chosen: LetterFilter, begin: int, end: i
 def _letter(queue: MessageQueue, row: dict[str, Any]) -> DeadLetter:
     properties = dict(row["properties"] or ())
     topic, number = properties.get(noted.REAL_TOPIC), _number(properties.get(noted.REAL_QUEUE))
-    known = topic is not None and number is not None
+    has_origin = topic is not None and number is not None
     return DeadLetter(
         queue=queue,
         offset=row["queue_offset"],
-        origin=MessageQueue(topic or "", properties.get(noted.ORIGIN_BROKER, ""), number or 0) if known else None,
+        origin=MessageQueue(topic or "", properties.get(noted.ORIGIN_BROKER, ""), number or 0) if has_origin else None,
         origin_offset=_number(properties.get(noted.ORIGIN_OFFSET)),
         body=row["body"],
         tags=row["tags"],

@@ -41,7 +41,7 @@ def values(objects: pa.Array, path: str) -> pa.Array:
     first = _object(0, texts[0].as_py())
     names = (path,) if path in first else tuple(path.split("."))
     value = _find(first, names)
-    kinds = _TYPES.values() if value is None else [kind for known, kind in _TYPES.items() if type(value) is known]
+    kinds = _TYPES.values() if value is None else [kind for python_type, kind in _TYPES.items() if type(value) is python_type]
     # If every text begins and ends with a brace, Arrow cannot merge texts, because it refuses a newline in a string and a brace that
     # opens directly after one that closes within an object. So a text with several objects increases the number of rows, which
     # `_parsed` checks.

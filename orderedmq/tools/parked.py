@@ -153,14 +153,14 @@ def _keys(broker: Broker, group: str, queue: MessageQueue, lot: Lot) -> list[Par
             ticket = lot.ticket(place, lane, own)
             if ticket is None:
                 continue
-            known = keys.setdefault(lane, ParkedKey(queue, key, own.offset, ticket))
+            entry = keys.setdefault(lane, ParkedKey(queue, key, own.offset, ticket))
             # The key's first message is the one that comes first in the queue and was not dropped. The lot may have another order.
-            if (ticket.due == DROPPED, own.offset) < (known.ticket.due == DROPPED, known.offset):
-                known.offset, known.ticket = own.offset, ticket
-            known.dropped += ticket.due == DROPPED
-            known.messages += ticket.due != DROPPED
-    for one in keys.values():
-        one.messages = one.messages or one.dropped
+            if (ticket.due == DROPPED, own.offset) < (entry.ticket.due == DROPPED, entry.offset):
+                entry.offset, entry.ticket = own.offset, ticket
+            entry.dropped += ticket.due == DROPPED
+            entry.messages += ticket.due != DROPPED
+    for parked_key in keys.values():
+        parked_key.messages = parked_key.messages or parked_key.dropped
     return list(keys.values())
 
 
@@ -179,12 +179,12 @@ def chosen(
             "an order needs --key or --offset, once or several times, or --all instead of both",
         )
     if everything:
-        return [one for one in parked if one.state != "dropped"]
+        return [parked_key for parked_key in parked if parked_key.state != "dropped"]
     keys_chosen: list[ParkedKey] = []
     for key in dict.fromkeys(keys):
-        those = [one for one in parked if one.key == key]
+        those = [parked_key for parked_key in parked if parked_key.key == key]
         _require(group, those, f"messages of key {key!r}", "were")
-        topics = sorted({one.queue.topic for one in those})
+        topics = sorted({parked_key.queue.topic for parked_key in those})
         if len(topics) > 1:
             raise TopicError(
                 TopicCondition.AMBIGUOUS,
@@ -192,13 +192,17 @@ def chosen(
             )
         keys_chosen += those
     for offset in dict.fromkeys(offsets):
-        those = [one for one in parked if (one.key is None or one.ticket.alone) and one.offset == offset]
+        those = [
+            parked_key
+            for parked_key in parked
+            if (parked_key.key is None or parked_key.ticket.alone) and parked_key.offset == offset
+        ]
         _require(group, those, f"message without a key at offset {offset}", "was")
         if len(those) > 1:
             raise TopicError(
                 TopicCondition.AMBIGUOUS,
                 f"messages without a key are parked from offset {offset} of {len(those)} queues. Give --topic with "
-                f"{_one_of([str(one.queue) for one in those])}",
+                f"{_one_of([str(parked_key.queue) for parked_key in those])}",
             )
         keys_chosen += those
     return keys_chosen
@@ -210,7 +214,7 @@ def _require(group: str, those: Sequence[ParkedKey], what: str, was: str) -> Non
             GroupCondition.NOT_PARKED,
             f"group {group!r} has no parked {what}. Run orderedmq parked list {group} to see what is parked",
         )
-    if all(one.state == "dropped" for one in those):
+    if all(parked_key.state == "dropped" for parked_key in those):
         raise GroupError(
             GroupCondition.NOT_PARKED,
             f"the parked {what} of group {group!r} {was} dropped before. The queue's owner applies the drop when it plans its next micro-batch",
@@ -224,8 +228,8 @@ def _one_of(names: Sequence[str]) -> str:
 def give(broker: Broker, group: str, action: OrderAction, those: Sequence[ParkedKey]) -> None:
     """Append an order for each key to the parking lot of its queue."""
     of_queues: dict[MessageQueue, list[Order]] = {}
-    for one in those:
-        of_queues.setdefault(one.queue, []).append(one.order(action))
+    for parked_key in those:
+        of_queues.setdefault(parked_key.queue, []).append(parked_key.order(action))
     for queue, orders in of_queues.items():
         broker.admin.order_parked(group, queue, orders)
 

@@ -75,11 +75,11 @@ def shortened(text: str, most: int, whole: str) -> str:
     A longer text ends with its length and ``whole``, which says where the whole text can be seen.
     """
     # Cut first, because escaping millions of characters takes seconds.
-    said = escaped(text[: most + 1])
-    if len(said) <= most:
-        return said
+    shown = escaped(text[: most + 1])
+    if len(shown) <= most:
+        return shown
     end = f"… ({number(len(text))} characters, {whole})"
-    return said[: max(0, most - len(end))] + end
+    return shown[: max(0, most - len(end))] + end
 
 
 def one_line(text: str) -> str:

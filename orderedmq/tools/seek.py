@@ -95,18 +95,18 @@ def copy_offsets(
     check_group(group)
     if source == group:
         raise OptionError(OptionCondition.CONFLICT, f"group {group!r} cannot be copied to itself. Name another group")
-    known = own_offsets(broker, source)
+    of_source = own_offsets(broker, source)
     for name in topics:
         refuse_lot(source, name)
         broker.log.queues(name)
-    there = {queue.topic for queue in known}
+    there = {queue.topic for queue in of_source}
     absent = [f" in topic {name!r}" for name in topics if name not in there] if there else [""]
     if absent:
         raise OptionError(
             OptionCondition.MISSING,
             f"group {source!r} has no offsets{absent[0]} that could be copied. Run orderedmq group describe {source} to see its offsets",
         )
-    offsets = {queue: at for queue, at in known.items() if not topics or queue.topic in topics}
+    offsets = {queue: at for queue, at in of_source.items() if not topics or queue.topic in topics}
     if not leave_parked:
         require_none_parked(broker, source, list(offsets), copy_with_parked)
     return seek(
@@ -154,7 +154,7 @@ def queues_to_seek(
     The last case leaves out the group's parking lots. ``new``: see `seek`. Raises GroupError MISSING; TopicError MISSING,
     NO_SUCH_QUEUE, or RESERVED for a parking lot; OptionError CONFLICT or MISSING.
     """
-    known = {} if new and target.offsets is not None else broker.admin.group_offsets(group)
+    offsets = {} if new and target.offsets is not None else broker.admin.group_offsets(group)
     if target.offsets is not None:
         if topics:
             raise OptionError(OptionCondition.CONFLICT, "option --to as JSON names its topics itself. Drop --topic")
@@ -162,7 +162,7 @@ def queues_to_seek(
             refuse_lot(group, queue.topic)
             check_queue(broker.log, queue)
         return sorted(target.offsets)
-    names = list(topics) or sorted({queue.topic for queue in known if leader_of(group, queue) == queue})
+    names = list(topics) or sorted({queue.topic for queue in offsets if leader_of(group, queue) == queue})
     if not names:
         raise OptionError(
             OptionCondition.MISSING, f"group {group!r} has no offsets yet, so its topics are unknown. Give --topic"

@@ -116,9 +116,9 @@ class CommitTimes:
 
     def see(self, when: float, offsets: Mapping[MessageQueue, int | None]) -> dict[MessageQueue, float]:
         """Record the current offsets. Return when each last changed, or was first seen if it has not changed since."""
-        known, self._seen = self._seen, {}
+        previous, self._seen = self._seen, {}
         for queue, offset in offsets.items():
-            former = known.get(queue)
+            former = previous.get(queue)
             self._seen[queue] = former if former is not None and former[0] == offset else (offset, when)
         return {queue: at for queue, (_, at) in self._seen.items()}
 
@@ -158,10 +158,10 @@ def large(series: Series) -> Markup:
 
 
 def _said(series: Series) -> str:
-    known = [lag for lag in series if lag is not None]
-    if not known:
+    lags = [lag for lag in series if lag is not None]
+    if not lags:
         return "lag not known"
-    return f"lag {number(known[-1])}, between {number(min(known))} and {number(max(known))} in the last {_MINUTES} minutes"
+    return f"lag {number(lags[-1])}, between {number(min(lags))} and {number(max(lags))} in the last {_MINUTES} minutes"
 
 
 def _most(series: Series) -> int:

@@ -165,10 +165,10 @@ def _later(asked: _Asked, result: Found) -> str | None:
 
 
 def _note(result: Found) -> str:
-    said = f"{result.searched:,} messages were searched"
+    text = f"{result.searched:,} messages were searched"
     if result.next is None:
-        return f"{said}, up to the end."
+        return f"{text}, up to the end."
     if len(result.rows) == ROWS:
-        return f"{said}. There may be more results."
+        return f"{text}. There may be more results."
     when = datetime.fromtimestamp(result.next.stored / 1e6, UTC).strftime("%Y-%m-%d %H:%M:%S")
-    return f"{said} in {PATIENCE:.0f} s, up to {when} UTC. Later messages were not searched yet."
+    return f"{text} in {PATIENCE:.0f} s, up to {when} UTC. Later messages were not searched yet."

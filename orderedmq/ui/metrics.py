@@ -168,9 +168,9 @@ class Metrics:
         encoder, kind = choose_encoder(request.headers.get("accept", ""))
         last = self._collector.latest()
         with self._guard:
-            known = self._rendered.get(kind)
-            if known is not None and last is not None and known[0] is last.found:
-                return Response(known[1], headers={"content-type": kind})
+            rendered = self._rendered.get(kind)
+            if rendered is not None and last is not None and rendered[0] is last.found:
+                return Response(rendered[1], headers={"content-type": kind})
             spent = time.thread_time()
             registry = CollectorRegistry(auto_describe=False)
             registry.register(_Once(self._collector, last))
@@ -198,7 +198,7 @@ class _Once(Collector):
 
 def _family(kind: MetricKind, some: list[MetricSample]) -> Metric:
     family = Metric(kind.name.removesuffix("_total"), kind.meaning, kind.type)
-    family.samples = [Sample(kind.name, dict(one.labels), one.value) for one in some]
+    family.samples = [Sample(kind.name, dict(sample.labels), sample.value) for sample in some]
     return family
 
 
@@ -325,7 +325,7 @@ def _of_group(group: GroupNow) -> Iterator[tuple[MetricKind, MetricSample]]:
 def _of_topics(group: GroupNow, now: float) -> Iterator[tuple[MetricKind, MetricSample]]:
     for topic in group.topics:
         labels = {"group": group.name, "topic": topic}
-        lots = [one.lot for one in group.queues if one.queue.topic == topic and one.lot is not None]
+        lots = [queue_now.lot for queue_now in group.queues if queue_now.queue.topic == topic and queue_now.lot is not None]
         yield _PARKED, MetricSample(labels, sum(lot.messages for lot in lots))
         yield _KEYS, MetricSample(labels, sum(len(lot.keys) for lot in lots))
         yield _HELD, MetricSample(labels, sum(key.due == HELD for lot in lots for key in lot.keys.values()))
@@ -336,8 +336,8 @@ def _of_topics(group: GroupNow, now: float) -> Iterator[tuple[MetricKind, Metric
 
 def _of_queues(group: GroupNow, look: BrokerNow, now: float) -> Iterator[tuple[MetricKind, MetricSample]]:
     passed = now - group.when
-    for one in group.queues:
-        state, queue = one.state, one.queue
+    for queue_now in group.queues:
+        state, queue = queue_now.state, queue_now.queue
         labels = _labels(group.name, queue)
         yield _LAG, MetricSample(labels, state.lag)
         yield _DELETED, MetricSample(labels, state.gone)

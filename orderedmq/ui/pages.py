@@ -98,7 +98,7 @@ def number_of(request: Request, name: str) -> int | None:
 
 
 def _of_groups(groups: Sequence[GroupNow]) -> dict[str, Any]:
-    return {"groups": groups, "most": max((one.lag for one in groups), default=0)}
+    return {"groups": groups, "most": max((group.lag for group in groups), default=0)}
 
 
 def _of_group(now: GroupNow, lags: LagHistory, first: int | None) -> dict[str, Any]:
@@ -107,13 +107,13 @@ def _of_group(now: GroupNow, lags: LagHistory, first: int | None) -> dict[str, A
         "group": now,
         "names": short_names(now.names),
         "queues": queues,
-        "history": {one.queue: lags.of(now.when, one.queue) for one in queues},
+        "history": {queue.queue: lags.of(now.when, queue.queue) for queue in queues},
         "total": lags.total(now.when),
         "first": first,
         "rows": ROWS,
-        "with_parked": any(one.lot is not None for one in now.queues),
+        "with_parked": any(queue.lot is not None for queue in now.queues),
         "named": _NAMED,
-        "most": max((one.state.lag for one in now.queues), default=0),
+        "most": max((queue.state.lag for queue in now.queues), default=0),
     }
 
 
@@ -129,32 +129,32 @@ def _shown(queues: Sequence[QueueNow], first: int | None) -> Sequence[QueueNow]:
 
 def _of_parked(group: str, now: ParkedNow, first: int) -> dict[str, Any]:
     keys = now.keys[first : first + ROWS]
-    return {"group": group, "now": now, "keys": [(identity(one), one) for one in keys], "first": first, "rows": ROWS}
+    return {"group": group, "now": now, "keys": [(identity(key), key) for key in keys], "first": first, "rows": ROWS}
 
 
-def identity(one: ParkedKey) -> str:
+def identity(key: ParkedKey) -> str:
     """Return a text that identifies a parked key: its queue and the key, or for a message that is parked alone, the offset.
 
     The text is a value in a form and must come back unchanged. Pages escape invisible characters, so the key is percent-encoded.
     """
-    alone = one.key is None or one.ticket.alone
-    return f"{one.queue}/{'o' if alone else 'k'}/{one.offset if alone else quote(one.key or '', safe='')}"
+    alone = key.key is None or key.ticket.alone
+    return f"{key.queue}/{'o' if alone else 'k'}/{key.offset if alone else quote(key.key or '', safe='')}"
 
 
 def _of_topics(topics: Sequence[TopicNow]) -> dict[str, Any]:
-    own = [one for one in topics if not one.topic.name.startswith(RESERVED_PREFIXES)]
+    own = [topic for topic in topics if not topic.topic.name.startswith(RESERVED_PREFIXES)]
     # Every RocketMQ group has a retry topic, and most of these topics are empty.
     others = [
-        one
-        for one in topics
-        if one.topic.name.startswith(RESERVED_PREFIXES) and (one.messages or not one.topic.name.startswith(RETRY_PREFIX))
+        topic
+        for topic in topics
+        if topic.topic.name.startswith(RESERVED_PREFIXES) and (topic.messages or not topic.topic.name.startswith(RETRY_PREFIX))
     ]
-    return {"topics": own, "others": others, "most": max((one.messages for one in topics), default=0)}
+    return {"topics": own, "others": others, "most": max((topic.messages for topic in topics), default=0)}
 
 
 def _of_topic(now: tuple[float, TopicInfo, list[QueueInfo]], first: int) -> dict[str, Any]:
     when, topic, details = now
-    oldest = min((one.first_timestamp for one in details if one.first_timestamp is not None), default=None)
+    oldest = min((queue.first_timestamp for queue in details if queue.first_timestamp is not None), default=None)
     return {
         "topic": topic,
         "when": when,
@@ -162,8 +162,8 @@ def _of_topic(now: tuple[float, TopicInfo, list[QueueInfo]], first: int) -> dict
         "count": len(details),
         "first": first,
         "rows": ROWS,
-        "messages": sum(one.bounds.max_offset - one.bounds.min_offset for one in details),
-        "stored_bytes": sum(one.stored_bytes for one in details),
+        "messages": sum(queue.bounds.max_offset - queue.bounds.min_offset for queue in details),
+        "stored_bytes": sum(queue.stored_bytes for queue in details),
         "oldest": oldest,
-        "most": max((one.bounds.max_offset - one.bounds.min_offset for one in details), default=0),
+        "most": max((queue.bounds.max_offset - queue.bounds.min_offset for queue in details), default=0),
     }

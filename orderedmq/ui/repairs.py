@@ -73,7 +73,7 @@ class Repairs:
         chosen = _filter(given)
         filtered = chosen.chooses or bool(chosen.quarantined)
         queues = dead_letters.letter_queues(broker, group)
-        brokers = [one.broker_name for one in queues]
+        brokers = [each.broker_name for each in queues]
         names: dict[str, Any] = {"letters": [], "waiting": 0, "earlier": None, "later": None, "queue": None, "brokers": brokers}
         if queues:
             # Each broker numbers its letters from 0, so a page shows the letters of one broker.
@@ -124,18 +124,18 @@ class Repairs:
                 if done.letters:
                     self._site.tell(f"replayed {done.letters:,} dead letters of group {group}")
         to = ", ".join(f"{count:,} to {topic}" for topic, count in sorted(done.topics.items()))
-        said = f"Replayed {done.letters:,} dead letter{'' if done.letters == 1 else 's'}{f': {to}' if to else ''}."
+        text = f"Replayed {done.letters:,} dead letter{'' if done.letters == 1 else 's'}{f': {to}' if to else ''}."
         if done.letters == _AT_ONCE:
-            said += (
+            text += (
                 " There may be more matches: set a later time to continue, since the same replay sends these again."
                 if chosen.chooses or chosen.quarantined
                 else " There may be more letters: replay again to continue."
             )
         if done.quarantined:
-            said += f" Left out {done.quarantined:,} in quarantine."
+            text += f" Left out {done.quarantined:,} in quarantine."
         if done.deleted:
-            said += f" Retention deleted {done.deleted:,} before a replay of all letters reached them."
-        return self._site.done(said, group_url(group, "/dead", **_conditions(request.query_params)))
+            text += f" Retention deleted {done.deleted:,} before a replay of all letters reached them."
+        return self._site.done(text, group_url(group, "/dead", **_conditions(request.query_params)))
 
     # -- parked keys
 
@@ -148,26 +148,26 @@ class Repairs:
         if not wanted:
             raise OptionError(OptionCondition.MISSING, "no key is chosen. Go back and choose some")
         those = _chosen(broker, group, wanted)
-        messages = sum(one.messages for one in those)
-        said = (
+        messages = sum(key.messages for key in those)
+        text = (
             f"{messages:,} parked message{'' if messages == 1 else 's'} of {len(those):,} key{'' if len(those) == 1 else 's'}"
         )
         if action == "drop" and form.one("sure") != "yes":
             return self._site.page(
                 request,
                 "sure.html",
-                title=f"Drop {said}?",
+                title=f"Drop {text}?",
                 at="groups",
                 group=group,
-                keys=[(identity(one), one) for one in those],
+                keys=[(identity(key), key) for key in those],
             )
         # Ask for the owners first, because this may fail, and an order that was given must be reported.
         alive = owned(broker, group)
         give(broker, group, cast(OrderAction, action), those)
-        alone = sorted({str(one.queue) for one in those if not alive.get(one.queue, False)})
+        alone = sorted({str(key.queue) for key in those if not alive.get(key.queue, False)})
         when = "the queue's next owner carries out the order" if alone else "the owner does so in its next micro-batch"
-        self._site.tell(f"ordered to {action} {said} of group {group}")
-        return self._site.done(f"Ordered to {action} {said}: {when}.", group_url(group, "/parked"))
+        self._site.tell(f"ordered to {action} {text} of group {group}")
+        return self._site.done(f"Ordered to {action} {text}: {when}.", group_url(group, "/parked"))
 
     # -- offsets
 
@@ -237,9 +237,9 @@ class Repairs:
 
     def _done(self, group: str, done: Sought) -> Response:
         queues = f"{len(done.new):,} queue{'' if len(done.new) == 1 else 's'}"
-        said = f"Set the offsets of {queues} of group {group}."
-        self._site.tell(said)
-        return self._site.done(said, group_url(group))
+        text = f"Set the offsets of {queues} of group {group}."
+        self._site.tell(text)
+        return self._site.done(text, group_url(group))
 
 
 def _force(given: Callable[[str], str | None]) -> bool:
@@ -263,14 +263,14 @@ def _moves(plan: Sought) -> list[tuple[MessageQueue, int | None, int]]:
 def _chosen(broker: Broker, group: str, wanted: Sequence[str]) -> list[ParkedKey]:
     """Return the parked keys with these identities. Raises GroupError NOT_PARKED for a key that is no longer parked."""
     there = parked_keys(broker, group)
-    known = {identity(one): one for one in there}
+    by_identity = {identity(parked_key): parked_key for parked_key in there}
     keys_chosen: list[ParkedKey] = []
     for name in dict.fromkeys(wanted):
         *_, kind, key = name.split("/", 4) if name.count("/") >= 4 else ("k", name)
         offset = whole_number(key) if kind == "o" else None
         # Only the key is encoded: the name of a topic may contain what looks like an encoded character.
         keys, offsets = ([unquote(key)], []) if offset is None else ([], [offset])
-        keys_chosen += chosen(group, [known[name]] if name in known else [], keys, offsets, False)
+        keys_chosen += chosen(group, [by_identity[name]] if name in by_identity else [], keys, offsets, False)
     return keys_chosen
 
 

@@ -63,9 +63,9 @@ class Site:
         state = look.get()
         place = (template, *key)
         with self._guard:
-            known = self._rendered.get(place)
-        if known is not None and known[0] is state:
-            return Rendering(known[1].text, known[1].tag, look.due_in)
+            rendered = self._rendered.get(place)
+        if rendered is not None and rendered[0] is state:
+            return Rendering(rendered[1].text, rendered[1].tag, look.due_in)
         spent = time.thread_time()
         text = self._templates.get_template(template).render(view(state))
         tag = f'"{blake2b(text.encode(), digest_size=12).hexdigest()}"'

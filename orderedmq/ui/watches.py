@@ -63,48 +63,50 @@ class GroupNow:
 
     @cached_property
     def lag(self) -> int:
-        return sum(one.state.lag for one in self.queues)
+        return sum(queue.state.lag for queue in self.queues)
 
     @cached_property
     def gone(self) -> int:
-        return sum(one.state.gone for one in self.queues)
+        return sum(queue.state.gone for queue in self.queues)
 
     @cached_property
     def furthest(self) -> QueueNow | None:
         """The queue with the greatest lag, the first such queue if several have it; None if no queue has a lag."""
-        behind = [one for one in self.queues if one.state.lag]
-        return max(behind, key=lambda one: one.state.lag) if behind else None
+        behind = [queue for queue in self.queues if queue.state.lag]
+        return max(behind, key=lambda queue: queue.state.lag) if behind else None
 
     @cached_property
     def owned(self) -> list[QueueNow]:
-        return [one for one in self.queues if one.state.lock is not None]
+        return [queue for queue in self.queues if queue.state.lock is not None]
 
     @cached_property
     def left_alone(self) -> list[QueueNow]:
         """The queues that have a lag and whose owner is missing or dead."""
-        return [one for one in self.queues if one.state.lag and (one.state.lock is None or one.state.lock.alive is False)]
+        return [
+            queue for queue in self.queues if queue.state.lag and (queue.state.lock is None or queue.state.lock.alive is False)
+        ]
 
     @cached_property
     def owned_by(self) -> Counter[str]:
         """How many queues each client owns."""
-        return Counter(one.state.lock.client_id for one in self.owned if one.state.lock is not None)
+        return Counter(queue.state.lock.client_id for queue in self.owned if queue.state.lock is not None)
 
     @cached_property
     def topics(self) -> list[str]:
-        return sorted({one.queue.topic for one in self.queues})
+        return sorted({queue.queue.topic for queue in self.queues})
 
     @cached_property
     def parked(self) -> int:
-        return sum(one.lot.messages for one in self.queues if one.lot is not None)
+        return sum(queue.lot.messages for queue in self.queues if queue.lot is not None)
 
     @cached_property
     def parked_keys(self) -> int:
-        return sum(len(one.lot.keys) for one in self.queues if one.lot is not None)
+        return sum(len(queue.lot.keys) for queue in self.queues if queue.lot is not None)
 
     @cached_property
     def next_due(self) -> float | None:
         """Seconds until the first parked key is due, 0 if one is due now; None if no key will become due."""
-        dues = [due_in(one.lot.next_due(), self.when) for one in self.queues if one.lot is not None]
+        dues = [due_in(queue.lot.next_due(), self.when) for queue in self.queues if queue.lot is not None]
         return min((due for due in dues if due is not None), default=None)
 
 
@@ -133,19 +135,19 @@ class GroupWatch:
     def look(self) -> GroupNow:
         """Return the current state of the group. Raises GroupError MISSING."""
         lots = self._lots.look(self._group)
-        found = group_queues(self._broker, self._group, lots)
+        states = group_queues(self._broker, self._group, lots)
         members = self._broker.admin.members(self._group)
         letters = dead_letters.count(self._broker, self._group)
         now = time.time()
-        self.lags.see(now, {one.queue: one.lag for one in found})
-        self._owners.see(now, {one.queue: one.lock.client_id for one in found if one.lock is not None})
-        rates = self._rates.see(time.monotonic(), {one.queue: one.offset for one in found})
-        committed = self._commits.see(now, {one.queue: one.offset for one in found})
-        queues = [QueueNow(one, lots.get(one.queue), rates.get(one.queue)) for one in found]
+        self.lags.see(now, {state.queue: state.lag for state in states})
+        self._owners.see(now, {state.queue: state.lock.client_id for state in states if state.lock is not None})
+        rates = self._rates.see(time.monotonic(), {state.queue: state.offset for state in states})
+        committed = self._commits.see(now, {state.queue: state.offset for state in states})
+        queues = [QueueNow(state, lots.get(state.queue), rates.get(state.queue)) for state in states]
         events = tuple(self._owners.hand_overs)
         former = {name: self._names.get(name) for event in events for name in (event.before, event.after) if name is not None}
-        there = {one.member.client_id: one.member.name for one in members}
-        owners = {one.lock.client_id: one.lock.name for one in found if one.lock is not None}
+        there = {state.member.client_id: state.member.name for state in members}
+        owners = {state.lock.client_id: state.lock.name for state in states if state.lock is not None}
         # Keep the names of former owners, because the broker no longer lists them.
         self._names = former | there | owners
         handed_over = self._owners.handed_over
@@ -257,9 +259,9 @@ class Watches:
                 # A group that was deleted a moment ago does not count as a failure.
                 if error.sub != GroupCondition.MISSING:
                     refused[name] = error
-        states = [one.state for group in groups for one in group.queues]
+        states = [queue.state for group in groups for queue in group.queues]
         stored = self._times.look(time.monotonic(), states)
-        kept_for = self._broker.admin.kept_for({one.queue.topic for one in states})
+        kept_for = self._broker.admin.kept_for({queue.queue.topic for queue in states})
         return BrokerNow(time.time(), groups, stored, kept_for, refused)
 
     def _look_at_groups(self) -> list[GroupNow]:
@@ -271,7 +273,7 @@ class Watches:
                 continue
             try:
                 lots = self._lots.look(name)
-                queues = [QueueNow(one, lots.get(one.queue), None) for one in group_queues(self._broker, name, lots)]
+                queues = [QueueNow(state, lots.get(state.queue), None) for state in group_queues(self._broker, name, lots)]
             except GroupError:
                 # The group was deleted a moment ago.
                 continue
@@ -324,23 +326,23 @@ class StoreTimes:
 
         A queue without an unprocessed message is left out. ``now``: in seconds, from any clock.
         """
-        behind = {(one.group, one.queue): one.following for one in queues if one.lag}
-        self._known = {place: known for place, known in self._known.items() if place in behind}
+        behind = {(queue_state.group, queue_state.queue): queue_state.following for queue_state in queues if queue_state.lag}
+        self._known = {place: last for place, last in self._known.items() if place in behind}
         due = [place for place, offset in behind.items() if self._is_due(now, place, offset)]
         due.sort(key=lambda place: self._known[place].asked if place in self._known else float("-inf"))
         by_group: dict[str, dict[MessageQueue, int]] = {}
         for group, queue in due[:MOST_LOOKED]:
             by_group.setdefault(group, {})[queue] = behind[group, queue]
         for group, offsets in by_group.items():
-            found = self._ask(group, offsets)
+            times = self._ask(group, offsets)
             for queue, offset in offsets.items():
-                stored = found.get(queue)
+                stored = times.get(queue)
                 self._known[group, queue] = _Known(offset, None if stored is None else stored / 1e6, now)
-        return {place: known.stored for place, known in self._known.items() if known.stored is not None}
+        return {place: last.stored for place, last in self._known.items() if last.stored is not None}
 
     def _is_due(self, now: float, place: Place, offset: int) -> bool:
-        known = self._known.get(place)
-        return known is None or known.offset != offset or now - known.asked >= AGAIN
+        last = self._known.get(place)
+        return last is None or last.offset != offset or now - last.asked >= AGAIN
 
     def _ask(self, group: str, offsets: dict[MessageQueue, int]) -> dict[MessageQueue, int]:
         try:

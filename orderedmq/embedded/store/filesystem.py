@@ -144,11 +144,11 @@ def missing_rights(path: Path) -> str:
                 status = file.stat()
                 if _usable(file):
                     continue
-                said = f"{file} belongs to user {_user(status.st_uid)} and has mode {status.st_mode & 0o7777:04o}"
+                owner = f"{file} belongs to user {_user(status.st_uid)} and has mode {status.st_mode & 0o7777:04o}"
                 if status.st_uid == me:
-                    return f"{said}. Allow its owner to use it: chmod -R u+rwX {there}"
+                    return f"{owner}. Allow its owner to use it: chmod -R u+rwX {there}"
                 return (
-                    f"{said}, but this process runs as user {_user(me)}. Run as user {_user(status.st_uid)}, or give the files to user "
+                    f"{owner}, but this process runs as user {_user(me)}. Run as user {_user(status.st_uid)}, or give the files to user "
                     f"{_user(me)}: chown -R {_user(me)} {there}"
                 )
     except PermissionError as error:

@@ -52,9 +52,9 @@ def _initialise(env: Any, path: Path, segments: Segments) -> None:
     with env.begin(write=True) as txn:
         handles = {name: env.open_db(name.encode(), txn=txn) for name in layout.DATABASES}
         txn.put(layout.FORMAT_KEY, layout.number(layout.FORMAT), db=handles["meta"])
-        made = Transaction(txn, handles, path, segments)
-        made.put("meta", b"store_id", uuid.uuid4().hex.encode())
-        made.sign()
+        transaction = Transaction(txn, handles, path, segments)
+        transaction.put("meta", b"store_id", uuid.uuid4().hex.encode())
+        transaction.sign()
         _write_metas_again(path, env.stat()["psize"])
         segments.folder.mkdir(mode=0o700, exist_ok=True)
         # The folder is synced before the commit, so that a store that exists after a loss of power is complete.

@@ -133,8 +133,8 @@ def wrong_writer(read: Read, meta: Meta) -> str | None:
     tree: Tree | None = snapshot.databases().get("meta")
     entries = snapshot.entries(tree, "meta") if tree is not None else ()
     value = next((snapshot.value(entry) for entry in entries if entry.key == WRITTEN), b"")
-    said = None if wrong else layout.without_seal("meta", WRITTEN, value)
+    writer = None if wrong else layout.without_seal("meta", WRITTEN, value)
     # Another version of orderedmq may write another format number after the transaction's number.
-    if said is None or said[:8] == layout.number(meta.transaction):
+    if writer is None or writer[:8] == layout.number(meta.transaction):
         return None
     return f"the meta page of transaction {meta.transaction} has the entries of another transaction"
