@@ -18,11 +18,10 @@ from orderedmq.embedded.check import check
 from orderedmq.rocketmq.local.jars import DEFAULT_VERSION
 from orderedmq.rocketmq.local.servers import Cluster
 from tests.clusters.accounts import ADMIN, BEHIND_PROXY, PROPERTIES
-from tests.clusters.topology_storm import Place, Query, Servers, Store, Storm
+from tests.clusters.topology_storm import Place, Servers, Store, Storm
 from tests.jars import jars_required
 from tests.quick_spark import QUICK_SERVER
 from tests.rocketmq.rocketmq_proxy import ProxyServer
-from tests.waits import until
 
 SECONDS = float(os.environ.get("ORDEREDMQ_STORM_SECONDS", "240"))
 SEED = int(os.environ.get("ORDEREDMQ_STORM_SEED", "1"))
@@ -43,15 +42,6 @@ def servers(folder: Path, *, proxied: bool) -> Iterator[Servers]:
         place = Servers(cluster, folder, proxy)
         stack.callback(place.close)
         yield place
-
-
-def test_an_error_that_ends_the_query_is_kept(tmp_path: Path) -> None:
-    query = Query(tmp_path / "query", {"path": str(tmp_path / "store"), "unknownOption": "1"})
-    query.start()
-    until(lambda: not query.running, "the query has ended")
-    query.tend()
-    query.kill()
-    assert [error for error in query.failures if "OPTION.UNKNOWN" in error]
 
 
 def endure(place: Place, folder: Path) -> None:

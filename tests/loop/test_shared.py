@@ -81,6 +81,16 @@ def test_a_member_that_disagrees_is_refused_and_the_others_continue(
     assert shares(shared) == [8]
 
 
+@pytest.mark.holds("former run")
+def test_a_second_run_of_a_shared_query_is_refused_while_the_first_is_a_member(shared: LoopRig) -> None:
+    first = start(shared, "one")
+    fill(shared, 0, 80, first)
+    with pytest.raises(GroupError) as caught:
+        start(shared, "one")
+    assert caught.value.condition == "ORDEREDMQ_GROUP.IN_USE"
+    fill(shared, 80, 160, first)
+
+
 @EACH_LOOP
 def test_explicit_starting_offsets_hold_only_where_the_shared_group_never_committed(shared: LoopRig) -> None:
     shared.fill("in", 80)
