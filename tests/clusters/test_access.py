@@ -361,9 +361,15 @@ THROUGH_PROXY: dict[str, tuple[str, ...]] = {
 }
 
 
+#: Roles of the fast tier: one that reads and commits, and one that writes.
+FAST_THROUGH_PROXY = ("source with a retry topic", "sink with sinkGroup")
+
+
 @pytest.mark.holds("features through a Proxy")
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("who", THROUGH_PROXY)
+@pytest.mark.parametrize(
+    "who", [pytest.param(who, marks=[] if who in FAST_THROUGH_PROXY else [pytest.mark.nightly]) for who in THROUGH_PROXY]
+)
 def test_the_rights_through_a_proxy_that_checks_accounts(
     guarded: Cluster, proxied: Through, accounts: Accounts, who: str
 ) -> None:
