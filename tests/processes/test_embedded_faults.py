@@ -376,6 +376,18 @@ def flip(path: Path, at: int, bit: int) -> None:
         file.write(bytes([value ^ 1 << bit]))
 
 
+def test_messages_are_appended_behind_a_damaged_chunk(path: Path, broker: EmbeddedBroker):
+    queue = queues_of(broker)[0]
+    broker.log.append({queue: rows([b"x" * 100] * 100)})
+    [place] = payload_places(broker)
+    flip(place.file, place.begin + place.length // 2, 3)
+    broker.log.append({queue: rows([b"y" * 100] * 100)})
+    with refused("STORE.CORRUPT", f"{place.first} to {place.first + place.messages - 1}"):
+        bodies(broker, queue)
+    assert bodies(broker, queue, 100) == ["y" * 100] * 100
+    assert len(check(path)) == 1
+
+
 def test_damaged_staged_rows_are_not_merged_into_a_queue(broker: EmbeddedBroker):
     queue = queues_of(broker)[0]
     broker.log.append({queue: rows([b"x" * 100] * 1000)})
