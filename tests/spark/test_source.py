@@ -24,7 +24,7 @@ def test_a_batch_read_gives_every_column_with_the_value_that_was_written(rig: Ri
         }
     )
     rig.broker.log.append({rig.broker.log.queues("in")[0]: rows})
-    read = rig.batch(topic="in", includeProperties="true")
+    read = rig.batch(topic="in", includeProperties="true", consumerGroup="g")
     plain = read.selectExpr("topic", "queue_id", "queue_offset", "cast(body as string) body", "tags", "keys", "sharding_key")
     expected = rig.spark.createDataFrame([("in", 0, 0, "a", "t", None, "x"), ("in", 0, 1, "b", None, "k", "y")], plain.schema)
     assert_df_equality(plain, expected)
@@ -34,6 +34,7 @@ def test_a_batch_read_gives_every_column_with_the_value_that_was_written(rig: Ri
     assert first.broker_name == "embedded"
     assert first.reconsume_times == 0
     assert len(first.message_id) == 32
+    assert (rig.broker.admin.locks(), rig.broker.admin.groups()) == ([], []), "a batch read has no lock and no offset"
 
 
 def test_a_users_schema_chooses_columns_and_their_order(rig: Rig) -> None:
