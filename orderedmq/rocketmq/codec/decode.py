@@ -97,7 +97,7 @@ def decode(
             bodies += total_bytes(piece.column("body")) if "body" in columns else 0
             if bodies >= max_bytes or size > max(max_bytes, PIECE_BYTES):
                 # A response is in order and complete, so later responses add no messages below its last offset.
-                stop = max(pc.max(one.column("queue_offset")).as_py() for one in pieces) + 1
+                stop = max(pc.max(part.column("queue_offset")).as_py() for part in pieces) + 1
                 break
     except Unreadable as error:
         if error.offset <= begin:
@@ -169,14 +169,14 @@ def _decode_columns(responses: list[bytes | memoryview], wanted: Wanted, schema:
         return _empty(schema)
     if wanted.verify_crc and "body" in wanted.columns and not _checksums_agree(data, records):
         return None
-    made = _Columns(data, records, wanted)
-    found = made.build()
-    if found is None:
+    builder = _Columns(data, records, wanted)
+    arrays = builder.build()
+    if arrays is None:
         return None
-    batch = pa.RecordBatch.from_arrays([found[name] for name in wanted.columns], schema=schema)
-    odd = np.array(sorted(made.malformed), dtype=np.int64)
+    batch = pa.RecordBatch.from_arrays([arrays[name] for name in wanted.columns], schema=schema)
+    odd = np.array(sorted(builder.malformed), dtype=np.int64)
     if wanted.tags:
-        matching = pc.is_in(found["tags"], value_set=pa.array(sorted(wanted.tags)))
+        matching = pc.is_in(arrays["tags"], value_set=pa.array(sorted(wanted.tags)))
         batch = batch.filter(matching)
         odd = odd[matching.to_numpy(zero_copy_only=False)[odd]]
     if len(odd):
@@ -219,8 +219,8 @@ def _join(responses: list[bytes | memoryview]) -> tuple[Bytes, Int64s, Int64s] |
 
 def _checksums_agree(data: Bytes, records: ScannedRecords) -> bool:
     view = memoryview(data.data)
-    found = [zlib.crc32(view[begin:end]) for begin, end in zip(records.body_begins.tolist(), records.body_ends.tolist())]
-    return bool((np.array(found) & CRC_BITS == records.heads["body_crc"]).all())
+    checksums = [zlib.crc32(view[begin:end]) for begin, end in zip(records.body_begins.tolist(), records.body_ends.tolist())]
+    return bool((np.array(checksums) & CRC_BITS == records.heads["body_crc"]).all())
 
 
 class _Columns:
@@ -245,13 +245,13 @@ class _Columns:
         properties = self._properties(columns, retried)
         if properties is None:
             return None
-        found: dict[str, pa.Array] = {}
+        arrays: dict[str, pa.Array] = {}
         for name in columns:
             column = properties[name] if name in properties else self._column(name, wanted.piece_bytes)
             if column is None:
                 return None
-            found[name] = column
-        return found
+            arrays[name] = column
+        return arrays
 
     def _properties(self, columns: dict[str, Any], retried: bool) -> dict[str, pa.Array] | None:
         """Return the columns that come from properties, including ``topic`` if ``retried``. None if the exact path must decode them."""
@@ -266,17 +266,17 @@ class _Columns:
             if entries is None:
                 return None
             values = columns_of(entries, wanted, self.malformed)
-        found: dict[str, pa.Array] = {name: values[_PROPERTY_OF[name]] for name in texts}
-        if "message_id" in found:
-            found["message_id"] = self._message_id(found["message_id"])
+        arrays: dict[str, pa.Array] = {name: values[_PROPERTY_OF[name]] for name in texts}
+        if "message_id" in arrays:
+            arrays["message_id"] = self._message_id(arrays["message_id"])
         if retried:
-            found["topic"] = values[RETRY_TOPIC].fill_null(self._wanted.queue.topic)
+            arrays["topic"] = values[RETRY_TOPIC].fill_null(self._wanted.queue.topic)
         if entries is not None and "properties" in columns:
             maps = maps_of(entries, self.malformed)
             if maps is None:
                 return None
-            found["properties"] = maps
-        return found
+            arrays["properties"] = maps
+        return arrays
 
     def _texts(self) -> pa.Array:
         """Return the properties of each message. If all lack the last separator, add it here, because doing so later costs a copy."""

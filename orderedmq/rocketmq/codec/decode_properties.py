@@ -81,17 +81,17 @@ class Entries(NamedTuple):
         if self.each is None:
             return None
         lengths = None if names is None else set(map(len, names))
-        found, each = [], self.each
+        layouts, each = [], self.each
         for number, width in enumerate(self.widths[:each].tolist()):
             if lengths is not None and width not in lengths:
-                found.append(b"")
+                layouts.append(b"")
                 continue
             begins = self.begins[number::each]
             name = self.data[begins[0] : begins[0] + width].tobytes()
             if not all_equal_to(self.data, begins, name):
                 return None
-            found.append(name)
-        return tuple(found)
+            layouts.append(name)
+        return tuple(layouts)
 
     def rows(self) -> Int64s:
         """Return for each entry the number of its message."""
@@ -164,11 +164,11 @@ def columns_of(entries: Entries, names: tuple[str, ...], malformed: set[int]) ->
     """Return the values of each name as strings. The value is null if a message has no such property."""
     layout = entries.layout([name.encode() for name in names])
     cut = partial(_search, entries, entries.rows()) if layout is None else partial(_cut, entries, layout)
-    found = {}
+    arrays = {}
     for name in names:
-        found[name], rows = strings(cut(name.encode()))
+        arrays[name], rows = strings(cut(name.encode()))
         malformed.update(rows.tolist())
-    return found
+    return arrays
 
 
 def _cut(entries: Entries, layout: tuple[bytes, ...], name: bytes) -> pa.Array:
@@ -261,13 +261,13 @@ def learn(samples: Sequence[bytes]) -> Template | None:
 
 def _parse(text: bytes) -> list[tuple[bytes, bytes]] | None:
     """Return names and values; None if there are none, or if an entry is irregular."""
-    found = []
+    entries = []
     for entry in text.removesuffix(VALUE_END).split(VALUE_END):
         name, _, value = entry.partition(NAME_END)
         if not name or not value or NAME_END in value:
             return None
-        found.append((name, value))
-    return found
+        entries.append((name, value))
+    return entries
 
 
 def cut_by_template(
@@ -371,9 +371,9 @@ def _end_of(data: Bytes, at: Int64s, lengths: Sequence[int], literal: bytes) -> 
         if tried > _TRIES * len(at):
             raise _Unlike
         ends = at[odd] + length
-        found = (words[ends] & mask) == word
-        end[odd[found]] = ends[found]
-        odd = odd[~found]
+        is_end = (words[ends] & mask) == word
+        end[odd[is_end]] = ends[is_end]
+        odd = odd[~is_end]
     if len(odd) * _ODD > len(at):
         raise _Unlike
     longest = 2 * max(lengths) + len(literal) + _WORD
@@ -394,7 +394,7 @@ def _columns(
     names: Sequence[bytes],
     order: Int64s | None,
 ) -> dict[bytes, pa.Array] | None:
-    found: dict[bytes, pa.Array] = {}
+    arrays: dict[bytes, pa.Array] = {}
     for value, (begins, ends) in zip(template.values, places):
         if len(value.lengths) == 1:
             array = gather_alike(data, begins, value.lengths[0])
@@ -405,9 +405,9 @@ def _columns(
         # A value with a separator is really several properties, which the template does not have.
         if int(text.min()) <= VALUE_END[0] and ((text == NAME_END[0]) | (text == VALUE_END[0])).any():
             return None
-        found[value.name] = array.view(pa.string()) if int(text.max()) < 128 else array
+        arrays[value.name] = array.view(pa.string()) if int(text.max()) < 128 else array
     for name, text_alike in template.alike.items():
         if name in names:
             kind = pa.string() if text_alike.isascii() else pa.binary()
-            found[name] = pa.repeat(pa.scalar(text_alike, pa.binary()), rows).view(kind)
-    return {name: found[name] if name in found else pa.nulls(rows, pa.string()) for name in names}
+            arrays[name] = pa.repeat(pa.scalar(text_alike, pa.binary()), rows).view(kind)
+    return {name: arrays[name] if name in arrays else pa.nulls(rows, pa.string()) for name in names}

@@ -181,7 +181,7 @@ def property_columns(rows: pa.RecordBatch, wanted: Iterable[str]) -> dict[str, p
     index = rows.schema.get_field_index("properties")
     if index >= 0:
         given = [dict(pairs or ()) for pairs in rows.column(index).cast(PROPERTIES_TYPE).to_pylist()]
-    return {name: pa.array([one.get(name) for one in given], pa.string()) for name in wanted}
+    return {name: pa.array([properties.get(name) for properties in given], pa.string()) for name in wanted}
 
 
 def _groups(body: pa.Array) -> Iterator[tuple[int, int]]:

@@ -59,8 +59,8 @@ def order_of(begins: Int64s) -> Int64s | None:
 
 def gather_alike(data: Bytes, begins: Int64s, length: int) -> pa.Array:
     """Return ``data[begins[i]:begins[i] + length]`` for each i as binary. ``length`` is above 0, and ``begins`` may be in any order."""
-    found = at_every_byte(data, f"V{length}")[begins]
-    return pa.Array.from_buffers(pa.binary(), len(begins), [None, _every(length, len(begins)), pa.py_buffer(found)])
+    values = at_every_byte(data, f"V{length}")[begins]
+    return pa.Array.from_buffers(pa.binary(), len(begins), [None, _every(length, len(begins)), pa.py_buffer(values)])
 
 
 @lru_cache(maxsize=16)
@@ -103,18 +103,18 @@ def equal_to(data: Bytes, begins: Int64s, text: bytes) -> npt.NDArray[np.bool_]:
     # Compare numbers, because this is much faster than comparing bytes. The last number may overlap the previous one.
     width = next(size for size in (8, 4, 2, 1) if size <= len(text))
     numbers = at_every_byte(data, f"<u{width}")
-    found: npt.NDArray[np.bool_] = np.ones(len(begins), dtype=np.bool_)
+    equal: npt.NDArray[np.bool_] = np.ones(len(begins), dtype=np.bool_)
     for place in (*range(0, len(text) - width, width), len(text) - width):
-        found &= numbers[begins + place] == int.from_bytes(text[place : place + width], "little")
-    return found
+        equal &= numbers[begins + place] == int.from_bytes(text[place : place + width], "little")
+    return equal
 
 
 def first_unequal(data: Bytes, begins: Int64s, text: bytes) -> int | None:
     """Return the first index in ``begins`` at which ``data`` does not have ``text``; None if all have it. See `equal_to`."""
-    found = at_every_byte(data, f"V{len(text)}")[begins]
-    if found.tobytes() == text * len(begins):
+    values = at_every_byte(data, f"V{len(text)}")[begins]
+    if values.tobytes() == text * len(begins):
         return None
-    different = found.view(np.uint8).reshape(-1, len(text)) != np.frombuffer(text, dtype=np.uint8)
+    different = values.view(np.uint8).reshape(-1, len(text)) != np.frombuffer(text, dtype=np.uint8)
     return int(np.argmax(different.any(axis=1)))
 
 

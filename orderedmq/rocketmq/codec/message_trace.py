@@ -81,18 +81,18 @@ def of_call(call: TracedCall) -> Iterator[Trace]:
     """Yield the trace of each message of a call: SubBefore, or SubAfter if the call has ended."""
     if call.ended is None:
         begin = FIELD_END.join(("SubBefore", str(call.time), call.region, call.group, call.request_id))
-        for one in call.messages:
+        for message in call.messages:
             yield Trace(
-                f"{begin}\x01{one.message_id}\x01{one.retries}\x01{one.keys or _NULL}{TRACE_END}",
-                _keys(one.message_id, one.keys or _NULL),
+                f"{begin}\x01{message.message_id}\x01{message.retries}\x01{message.keys or _NULL}{TRACE_END}",
+                _keys(message.message_id, message.keys or _NULL),
             )
         return
     success = _bool(call.ended.how is ReturnType.SUCCESS)
     end = FIELD_END.join((str(call.ended.how.value), str(call.time), call.group)) + TRACE_END
-    for one in call.messages:
+    for message in call.messages:
         yield Trace(
-            f"SubAfter\x01{call.request_id}\x01{one.message_id}\x01{call.ended.cost}\x01{success}\x01{one.keys or _NULL}\x01{end}",
-            _keys(one.message_id, one.keys or _NULL),
+            f"SubAfter\x01{call.request_id}\x01{message.message_id}\x01{call.ended.cost}\x01{success}\x01{message.keys or _NULL}\x01{end}",
+            _keys(message.message_id, message.keys or _NULL),
         )
 
 
@@ -149,13 +149,13 @@ def _messages(body: SendBody) -> Iterator[tuple[str, str, str, int]]:
 
 def _values(properties: bytes) -> tuple[str, str, str]:
     """Return the id, tags and keys; ``null`` for each that is missing. The last value of a property counts."""
-    found = []
+    values = []
     for name in (_UNIQ_KEY, _TAGS, _KEYS):
         at = properties.rfind(name)
         if at < 0:
-            found.append(_NULL)
+            values.append(_NULL)
             continue
         at += len(name)
         end = properties.find(b"\x02", at)
-        found.append(str(properties[at : end if end >= 0 else len(properties)], "utf-8", "replace"))
-    return found[0], found[1], found[2]
+        values.append(str(properties[at : end if end >= 0 else len(properties)], "utf-8", "replace"))
+    return values[0], values[1], values[2]

@@ -89,16 +89,16 @@ def record_starts(data: Bytes, begins: Int64s, ends: Int64s) -> Int64s | None:
     have different numbers of records.
     """
     sizes = at_every_byte(data, ">i4")
-    found = _equally_many(data, sizes, begins, ends)
-    if found is not None or (begins[1:] < ends[:-1]).any():
-        return found
+    starts = _equally_many(data, sizes, begins, ends)
+    if starts is not None or (begins[1:] < ends[:-1]).any():
+        return starts
     divided = _divided(data, begins, ends)
     if divided is not None:
-        found = _in_step(data, sizes, *divided)
-    if found is None:
-        found = _in_step(data, sizes, begins, ends)
+        starts = _in_step(data, sizes, *divided)
+    if starts is None:
+        starts = _in_step(data, sizes, begins, ends)
     # The steps lead from the beginning of each response to its end, and each has at least the minimum size, so all records are inside.
-    return None if found is None or found.min() < 0 or sizes[found].min() < MIN_SIZE else np.sort(found)
+    return None if starts is None or starts.min() < 0 or sizes[starts].min() < MIN_SIZE else np.sort(starts)
 
 
 def _equally_many(data: Bytes, sizes: npt.NDArray[Any], begins: Int64s, ends: Int64s) -> Int64s | None:

@@ -200,7 +200,7 @@ def parse_all(data: bytes) -> Iterator[StoredMessage]:
 
 def record_offsets(data: bytes) -> list[tuple[int, int]] | None:
     """Return the first byte and the queue offset of each record of a pull response's body; None if a record's size is wrong."""
-    found = []
+    starts = []
     at = 0
     while at < len(data):
         if len(data) - at < MIN_SIZE:
@@ -208,9 +208,9 @@ def record_offsets(data: bytes) -> list[tuple[int, int]] | None:
         size, _, _, _, _, queue_offset, *_ = _HEAD.unpack_from(data, at)
         if not MIN_SIZE <= size <= len(data) - at:
             return None
-        found.append((at, queue_offset))
+        starts.append((at, queue_offset))
         at += size
-    return found
+    return starts
 
 
 def parse_batch(data: bytes) -> Iterator[InnerMessage]:
@@ -282,12 +282,12 @@ def _stream(body: bytes, codec: str) -> bytes:
 
 def parse_properties(data: bytes) -> dict[str, str]:
     """Return names and values in order (``MessageDecoder.string2messageProperties``). Malformed text is read as in Java (text.py)."""
-    found: dict[str, str] = {}
+    properties: dict[str, str] = {}
     for entry in data.split(VALUE_END):
         name, _, value = entry.partition(NAME_END)
         if name and value:
-            found[text_of(name)] = text_of(value)
-    return found
+            properties[text_of(name)] = text_of(value)
+    return properties
 
 
 def bad_property(name: str, value: str | None) -> str | None:

@@ -169,18 +169,18 @@ class Fetch:
         size = self._parts_size
         self._held_count += self._done - self.position
         self._held_size += size
-        made = Answers(self._parts, self._done)
+        answers = Answers(self._parts, self._done)
         self._count -= self._done - self.position
         self._size -= size
         self._parts, self._parts_size, self.position = [], 0, self._done
-        return made
+        return answers
 
     def _take_in_order(self, least: int, most: int) -> bool:
         """Add consecutive answers to the piece until it has ``least`` messages, and at most ``most``. Return whether it needs more."""
         answers, parts, done, begin, size = self._answers, self._parts, self._done, self.position, self._parts_size
         fits = True
-        while done - begin < least and size < PIECE_BYTES and (found := answers.get(done)) is not None:
-            end, body = found
+        while done - begin < least and size < PIECE_BYTES and (answer := answers.get(done)) is not None:
+            end, body = answer
             if end - begin > most:
                 fits = False
                 break
@@ -206,8 +206,8 @@ class Fetch:
     def _send_more(self) -> None:
         now = time.monotonic()
         if self._again:
-            due = [one for one in self._again if one[0] <= now]
-            self._again = [one for one in self._again if one[0] > now and one[1] < self._stop]
+            due = [waiting for waiting in self._again if waiting[0] <= now]
+            self._again = [waiting for waiting in self._again if waiting[0] > now and waiting[1] < self._stop]
             self._asks += [(begin, count) for _, begin, count in due if begin < self._stop]
             if self._again:
                 return
@@ -294,7 +294,7 @@ class Fetch:
         """Wait for answers, or until a range is to be requested again. Raises RocketMQUnavailableError TIMEOUT."""
         timeout = _TICK
         if self._again:
-            timeout = max(0.0, min(min(one[0] for one in self._again) - time.monotonic(), _TICK))
+            timeout = max(0.0, min(min(waiting[0] for waiting in self._again) - time.monotonic(), _TICK))
         lane = self._lane
         answers: list[Answer] = []
         if lane is not None and lane.in_flight:

@@ -166,7 +166,7 @@ class RocketMQLog:
     def forget(self, topic: str) -> None:
         """Forget the topic's route and the comparisons with its anchors, so that the next use asks the servers."""
         self._confirmed.pop(topic, None)
-        self._compared = {pair: found for pair, found in self._compared.items() if pair[0] != topic}
+        self._compared = {pair: anchor for pair, anchor in self._compared.items() if pair[0] != topic}
 
     def route(self, topic: str, *, fresh: bool = False) -> Route:
         """Return the topic's route. It is at most 1 s old if a nameserver answers, and new if it is ``fresh``.
@@ -266,8 +266,8 @@ class RocketMQLog:
         """See `Log.anchor`. The anchor is a message before one of the offsets. This takes one request if that message is stored."""
         route = self.route(topic)
         of_queues = {queue: at for queue, at in offsets.items() if state_of(queue, route) is RouteState.READABLE}
-        found = self._puller.ask_as_group(lambda group: find_anchor(self._client, group, of_queues))
-        return "" if found is None else str(found)
+        anchor = self._puller.ask_as_group(lambda group: find_anchor(self._client, group, of_queues))
+        return "" if anchor is None else str(anchor)
 
     def require_place_of(self, anchor: str) -> None:
         """See `Log.require_place_of`. A cluster has no id, but only the anchors of a cluster name a queue."""
@@ -299,19 +299,19 @@ class RocketMQLog:
         """See `Log.bounds`. Raises RocketMQUnavailableError for a queue whose broker is away or unknown."""
         asked = self._existing(queues)
         # Request the minimum first, because a minimum that is read after the maximum could be higher.
-        found = ask_queues(
+        answers = ask_queues(
             self._client,
             [(queue, make(queue)) for queue in asked for make in (message_requests.min_offset, message_requests.max_offset)],
             Deadline.after(REQUEST_TIMEOUT),
         )
-        return {queue: QueueBounds(*pair) for queue, pair in zip(asked, zip(found[0::2], found[1::2]))}
+        return {queue: QueueBounds(*pair) for queue, pair in zip(asked, zip(answers[0::2], answers[1::2]))}
 
     def bounds_of(self, queue: MessageQueue) -> QueueBounds:
         """Return a queue's bounds. Raises TopicError MISSING or NO_SUCH_QUEUE."""
-        found = self.bounds([queue])
-        if queue not in found:
+        bounds = self.bounds([queue])
+        if queue not in bounds:
             self.require(queue)
-        return found[queue]
+        return bounds[queue]
 
     def change(self) -> None:
         """Return None, because brokers have no number of changes."""
@@ -345,8 +345,8 @@ class RocketMQLog:
         """See `Log.stored_at`. Pulls all messages at the same time. Leaves out queues that cannot be read."""
         there = self._existing(list(offsets))
         asked = [queue for queue in there if state_of(queue, self.route(queue.topic)) is not RouteState.UNREADABLE]
-        found = self.pull_once({queue: offsets[queue] for queue in asked}, 1)
-        first = {queue: message_at(self._client, queue, offsets[queue], result) for queue, result in zip(asked, found)}
+        results = self.pull_once({queue: offsets[queue] for queue in asked}, 1)
+        first = {queue: message_at(self._client, queue, offsets[queue], result) for queue, result in zip(asked, results)}
         return {queue: message.store_timestamp * _US_PER_MS for queue, message in first.items() if message is not None}
 
     # -- messages

@@ -92,9 +92,9 @@ class Puller:
             if error.sub != RocketMQCondition.NO_PERMISSION or self._settings.group in (None, self._group):
                 raise
         assert self._settings.group is not None
-        found = ask(self._settings.group)
+        answer = ask(self._settings.group)
         self._group = self._settings.group
-        return found
+        return answer
 
     def knows(self, queue: MessageQueue) -> bool:
         """Return whether the queue existed when it was last pulled."""
@@ -102,8 +102,8 @@ class Puller:
 
     def average(self, queue: MessageQueue) -> float | None:
         """Return the approximate average bytes of the bodies pulled last; None if none was pulled in the last 10 s."""
-        known = self._known.get(queue)
-        return known.body_bytes if known is not None and time.monotonic() - known.measured < _AVERAGE_AGE else None
+        state = self._known.get(queue)
+        return state.body_bytes if state is not None and time.monotonic() - state.measured < _AVERAGE_AGE else None
 
     def pull(
         self,
@@ -116,11 +116,11 @@ class Puller:
     ) -> pa.RecordBatch:
         """Pull rows; see `Log.pull`. Also raises RocketMQUnavailableError TIMEOUT."""
         rows = _Rows(queue, offset, max_bytes, columns, self._decode)
-        known = self._fetch(queue, offset, max_messages, max_bytes, None, rows.add, until)
+        state = self._fetch(queue, offset, max_messages, max_bytes, None, rows.add, until)
         if not rows.batches:
             return pa.RecordBatch.from_pylist([], schema=select_schema(columns))
         batch = rows.batches[0] if len(rows.batches) == 1 else concat_batches(rows.batches)
-        known.body_bytes, known.measured = average_body(batch, rows.received, known.body_bytes), time.monotonic()
+        state.body_bytes, state.measured = average_body(batch, rows.received, state.body_bytes), time.monotonic()
         return bounded(batch.select(list(columns)), max_bytes)
 
     def pull_matching(
@@ -136,8 +136,8 @@ class Puller:
             end = piece.end
             return True
 
-        known = self._fetch(queue, offset, max_messages, max_bytes, matching, take)
-        answer = known.answer
+        state = self._fetch(queue, offset, max_messages, max_bytes, matching, take)
+        answer = state.answer
         batch, end = self._decode(queue, parts, columns, offset, end, max_bytes, tags=frozenset(matching.tags))
         batch = drop_repeats(batch)
         if (gap := offset + before_gap(batch, offset)) < end:
@@ -149,7 +149,7 @@ class Puller:
                     raise
                 batch, end = batch.slice(0, gap - offset), gap
             # The next answers have more than one message.
-            known.answer = answer
+            state.answer = answer
         rows = bounded(batch.select(list(columns)), max_bytes)
         if rows.num_rows < batch.num_rows:
             end = batch.column("queue_offset")[rows.num_rows].as_py()
@@ -176,7 +176,7 @@ class Puller:
     ) -> Known:
         """Pass pieces to ``take`` until it returns False. Return the queue's `Known`."""
         ahead = self._take_ahead(queue, offset, max_messages) if matching is None else None
-        known = self._known.get(queue) or Known()
+        state = self._known.get(queue) or Known()
         settings = self._settings
         most = min(max_messages, settings.max_messages)
         limits = PullLimits(most, max_bytes, settings.max_messages, settings.max_bytes)
@@ -186,7 +186,7 @@ class Puller:
 
         def run(group: str) -> None:
             nonlocal ahead
-            fetch, ahead = ahead or Fetch(self._client, queue, group, known, self._patience, offset, matching), None
+            fetch, ahead = ahead or Fetch(self._client, queue, group, state, self._patience, offset, matching), None
             keep = False
             try:
                 fetch.begin(limits, stop)
@@ -209,22 +209,22 @@ class Puller:
         except OrderedMQError:
             self._known.pop(queue, None)
             raise
-        self._known[queue] = known
-        return known
+        self._known[queue] = state
+        return state
 
     def _take_ahead(self, queue: MessageQueue, offset: int, max_messages: int) -> Fetch | None:
         """Return the fetch that has read ahead for this pull, if any. Close fetches that do not fit or are too old."""
         now = time.monotonic()
-        found = None
+        ahead = None
         for other in list(self._ahead):
             fetch, since = self._ahead.get(other, (None, now))
             if fetch is None or (other != queue and now - since < _AHEAD_AGE) or self._ahead.pop(other, None) is None:
                 continue
             if other == queue and now - since < _AHEAD_AGE and fetch.continues(offset, max_messages):
-                found = fetch
+                ahead = fetch
             else:
                 fetch.close()
-        return found
+        return ahead
 
 
 class _Rows:

@@ -165,10 +165,10 @@ class _NewRows:
             return False
         # Only one request is in flight at a time, so of the waiting requests only the first may be stored.
         body = self._waiting[0]
-        found = self._find(self._keys[body.first].as_py(), end)
-        if found is not None:
-            self.record_sent(body, found)
-        return found is not None
+        offset = self._find(self._keys[body.first].as_py(), end)
+        if offset is not None:
+            self.record_sent(body, offset)
+        return offset is not None
 
     def missing(self) -> Iterator[SendBody]:
         yield from list(self._waiting)

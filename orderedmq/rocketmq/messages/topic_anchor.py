@@ -39,8 +39,8 @@ class Anchor(NamedTuple):
 
 def parse_anchor(text: str) -> Anchor | None:
     """Return the anchor that ``text`` describes; None if it does not describe one."""
-    found = _TEXT.fullmatch(text)
-    return Anchor(found[1], int(found[2]), int(found[3]), int(found[4], 16)) if found else None
+    match = _TEXT.fullmatch(text)
+    return Anchor(match[1], int(match[2]), int(match[3]), int(match[4], 16)) if match else None
 
 
 def find_anchor(client: Client, group: str, offsets: Mapping[MessageQueue, int]) -> Anchor | None:

@@ -105,8 +105,8 @@ class TraceDispatcher:
             return
         cost = max(time.time_ns() // 1_000_000 - born, 0)
         success = result.status is SendStatus.SEND_OK
-        one = Sent(queue.topic, group, region, "", body, born, cost, fields.get("msgId", ""), success)
-        self._add(_Item(body.rows, len(body.body), one, queue))
+        sent_message = Sent(queue.topic, group, region, "", body, born, cost, fields.get("msgId", ""), success)
+        self._add(_Item(body.rows, len(body.body), sent_message, queue))
 
     def called(self, call: TracedCall) -> None:
         """Add the traces of a listener's call at its beginning or end."""

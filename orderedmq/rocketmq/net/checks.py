@@ -35,8 +35,8 @@ def require_rights(client: Client, wanted: Sequence[Right]) -> None:
 
     Rights are tested only if the client has an account, and only until the account is known to have them.
     """
-    known = _permitted.setdefault(client, set())
-    if client.account is None or tuple(wanted) in known:
+    permitted = _permitted.setdefault(client, set())
+    if client.account is None or tuple(wanted) in permitted:
         return
     deadline = Deadline.after(REQUEST_TIMEOUT)
     group = next((right.name for right in wanted if right.kind == "Group"), None)
@@ -46,7 +46,7 @@ def require_rights(client: Client, wanted: Sequence[Right]) -> None:
         for name, address in _masters(client, topic, deadline).items():
             for request in _requests(MessageQueue(topic, name, 0), actions, group, reads_retries=reads_retries):
                 _test(client, address, request, deadline)
-    known.add(tuple(wanted))
+    permitted.add(tuple(wanted))
 
 
 def _masters(client: Client, topic: str, deadline: float) -> dict[str, str]:

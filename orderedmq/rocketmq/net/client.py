@@ -136,17 +136,17 @@ class Client:
 
     def traced(self, trace: SendTrace) -> Client:
         """Return a client with the same connections that calls ``trace`` after each answered send."""
-        made = copy.copy(self)
-        made.trace = trace
-        return made
+        client = copy.copy(self)
+        client.trace = trace
+        return client
 
     def another(self, on_push: PushHandler | None = None, *, names: Namespaces | None = None) -> Client:
         """Return a client with separate connections, because a broker ties a group's member to its connection. Does no I/O."""
         names = names if names is not None else self.names
-        made = Client(";".join(self.nameservers), on_push=on_push, names=names)
-        made._endpoints.account, made._endpoints.tls = self._endpoints.account, self._endpoints.tls
-        made._proxied = self._proxied
-        return made
+        client = Client(";".join(self.nameservers), on_push=on_push, names=names)
+        client._endpoints.account, client._endpoints.tls = self._endpoints.account, self._endpoints.tls
+        client._proxied = self._proxied
+        return client
 
     def close(self) -> None:
         """Close every connection. Waiting operations raise an error."""
@@ -161,23 +161,23 @@ class Client:
         """
         now = time.monotonic()
         last = self._routes.get(topic)
-        known = None if fresh else last
-        if known is not None:
-            if not known.stale and now - known.checked < ROUTE_AGE:
-                return known.route
+        cached = None if fresh else last
+        if cached is not None:
+            if not cached.stale and now - cached.checked < ROUTE_AGE:
+                return cached.route
             # Other threads use the known route during this request, and this thread uses it if no nameserver answers soon.
-            known.checked, known.stale = now, False
+            cached.checked, cached.stale = now, False
             deadline = min(deadline, now + NAMESERVER_TIMEOUT)
         try:
             route = self._look_up(topic, deadline)
         except (RocketMQUnavailableError, TopicError):
-            if known is None:
+            if cached is None:
                 raise
-            return known.route
-        found = _Known(route, time.monotonic()) if last is None else self._complete(route, last, deadline)
-        self._routes[topic] = found
-        self.routed_by_proxy = found.route.by_proxy
-        return found.route
+            return cached.route
+        newest = _Known(route, time.monotonic()) if last is None else self._complete(route, last, deadline)
+        self._routes[topic] = newest
+        self.routed_by_proxy = newest.route.by_proxy
+        return newest.route
 
     def last_route(self, topic: str) -> Route | None:
         """Return the topic's last known route without a request; None if there is none."""
@@ -218,9 +218,9 @@ class Client:
             try:
                 return self.call_nameserver(topic_route(topic), deadline)
             except TopicError:
-                found = self._look_up_everywhere(topic, deadline)
-                if found is not None:
-                    return found
+                route = self._look_up_everywhere(topic, deadline)
+                if route is not None:
+                    return route
                 if self.cluster(deadline).brokers:
                     raise
             no_broker = RocketMQUnavailableError(
@@ -241,9 +241,9 @@ class Client:
 
     def doubt(self, topic: str) -> None:
         """Mark the topic's route as doubtful after a broker's answer that does not fit it. It is requested again at its next use."""
-        known = self._routes.get(topic)
-        if known is not None:
-            known.stale = True
+        cached = self._routes.get(topic)
+        if cached is not None:
+            cached.stale = True
 
     def cluster(self, deadline: float) -> ClusterInfo:
         """Return every broker that one nameserver knows.
@@ -272,28 +272,28 @@ class Client:
         One that is silent takes seconds, so it is asked again only after a minute, and ``enough`` ends the search: it returns whether the
         brokers found so far are enough.
         """
-        found = self.cluster(deadline)
-        for address in self.nameservers if len(self.nameservers) > 1 and not found.behind_proxy else ():
-            if enough is not None and enough(found):
+        cluster = self.cluster(deadline)
+        for address in self.nameservers if len(self.nameservers) > 1 and not cluster.behind_proxy else ():
+            if enough is not None and enough(cluster):
                 break
             if time.monotonic() < self._silent.get(address, 0):
                 continue
             limit = min(deadline, Deadline.after(NAMESERVER_TIMEOUT))
             try:
-                found = found.united(self.connection(address, limit, wait=False).call(cluster_info(), limit))
+                cluster = cluster.united(self.connection(address, limit, wait=False).call(cluster_info(), limit))
             except RocketMQUnavailableError:
                 self._silent[address] = Deadline.after(_SILENCE)
-        return found
+        return cluster
 
     def known_cluster(self, deadline: float, enough: Callable[[ClusterInfo], bool]) -> ClusterInfo:
         """Do what `whole_cluster` does, and wait while the nameservers know no broker. The result may be empty at the deadline."""
         failures = 0
         while True:
-            found = self.whole_cluster(deadline, enough)
+            cluster = self.whole_cluster(deadline, enough)
             failures += 1
             delay = RETRY.delay(failures, random.random())
-            if found.brokers or time.monotonic() + delay >= deadline:
-                return found
+            if cluster.brokers or time.monotonic() + delay >= deadline:
+                return cluster
             none = RocketMQUnavailableError(UnavailableCondition.NO_BROKER, "no nameserver knows a broker")
             self._endpoints.pause(delay, deadline, none)
 
@@ -326,8 +326,8 @@ class Client:
             brokers = self.cluster(deadline).brokers
         broker = brokers.get(broker_name, BrokerData(broker_name, "", {}))
         there: Callable[[int], str | None] = broker.address if any_replica else broker.addresses.get
-        found = there(broker_id)
-        if found is None:
+        address = there(broker_id)
+        if address is None:
             self.doubt(topic)
             which = "master" if broker_id == MASTER_ID else f"replica {broker_id}"
             raise RocketMQUnavailableError(
@@ -335,7 +335,7 @@ class Client:
                 f"the nameserver has no {which} of broker {broker_name!r} for topic {topic!r}: "
                 + ("a replica acts as master, without the master's locks" if broker.acting else "it is down or starting"),
             )
-        return found
+        return address
 
     def is_master(self, topic: str, broker_name: str, address: str, deadline: float) -> bool:
         """Return whether the broker's master has this address in the topic's route. Raises the errors of `route`."""

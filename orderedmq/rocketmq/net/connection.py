@@ -209,20 +209,20 @@ class Connection:
         """
         credentials = self.account.current
         numbers = self._stream.numbers(len(asked))
-        made: list[Pending[T]] = []
+        sent: list[Pending[T]] = []
         parts: list[Bytes] = []
         for number, (request, on_done) in zip(numbers, asked):
             pending = Pending(self, self._names.request(request), number, deadline, on_done, credentials)
             parts += encode_parts(self._command(pending))
-            made.append(pending)
-        self._stream.add(dict(zip(numbers, made)), time.monotonic())
+            sent.append(pending)
+        self._stream.add(dict(zip(numbers, sent)), time.monotonic())
         # Check this only now, so that a `_cut` after the check finds the requests that were added above.
-        why = self._stream.lost or self._write(parts, deadline, made)
+        why = self._stream.lost or self._write(parts, deadline, sent)
         if why is not None:
-            for pending in made:
+            for pending in sent:
                 if self._pending.pop(pending.opaque, None) is not None:
                     pending._finish(None, self._stream.not_sent(pending.request.what, why))
-        return made
+        return sent
 
     def close(self) -> None:
         """End the connection and wait until the socket is closed. Requests in flight end with CONNECTION_LOST."""
@@ -235,7 +235,7 @@ class Connection:
         ext = request.ext if credentials is None else signed(request.ext, request.body, credentials)
         return RemotingCommand(request.code, pending.opaque, 0, None, ext, request.body)
 
-    def _write(self, parts: Sequence[Bytes], deadline: float, made: Sequence[Pending[Any]]) -> str | None:
+    def _write(self, parts: Sequence[Bytes], deadline: float, sent: Sequence[Pending[Any]]) -> str | None:
         """Write frames. Return the reason if that failed, else None. If a frame was written only in part, end the connection."""
         broken = None
         if not self._writing.acquire(timeout=seconds_to(deadline)):
@@ -243,10 +243,10 @@ class Connection:
         try:
             if self._stream.lost is not None:
                 return self._stream.lost
-            for pending in made:
+            for pending in sent:
                 pending._may_be_written = True
             # Requests that expired before they were marked above have been reported as not sent, so they must not be sent.
-            if made and all(pending.opaque not in self._pending for pending in made):
+            if sent and all(pending.opaque not in self._pending for pending in sent):
                 return "its deadline has passed"
             self._stream.active = time.monotonic()
             self._transport.send(parts, deadline)
@@ -259,7 +259,7 @@ class Connection:
         finally:
             self._writing.release()
         # A server ignores an incomplete frame, so a single request was not sent. Of several requests, some may have been sent completely.
-        for pending in made if len(made) == 1 or broken is None else ():
+        for pending in sent if len(sent) == 1 or broken is None else ():
             if self._pending.pop(pending.opaque, None) is not None:
                 pending._finish(None, self._stream.not_sent(pending.request.what, why))
         if broken is not None:

@@ -45,24 +45,24 @@ class AddressConnections:
         self.last = ""
 
     def usable_connection(self, now: float) -> Connection | None:
-        found = self.connection
-        if found is None or found.closed or (not found.in_flight and found.idle_seconds(now) > MAX_IDLE):
+        connection = self.connection
+        if connection is None or connection.closed or (not connection.in_flight and connection.idle_seconds(now) > MAX_IDLE):
             return None
-        return found
+        return connection
 
     def usable_lane(self, now: float) -> Lane | None:
         """Return the idle lane that was used last, or None if none is usable. Close lanes that are no longer usable."""
         while self.idle:
             try:
-                found = self.idle.pop()
+                lane = self.idle.pop()
             except IndexError:
                 break
-            if found.idle_seconds(now) <= MAX_IDLE:
+            if lane.idle_seconds(now) <= MAX_IDLE:
                 # Read now whatever the server has sent while the lane was idle, such as the end of the connection.
-                found.receive(0.0)
-                if not found.closed:
-                    return found
-            found.close()
+                lane.receive(0.0)
+                if not lane.closed:
+                    return lane
+            lane.close()
         return None
 
 
@@ -107,13 +107,13 @@ class Endpoints:
         endpoint = self._endpoint(address)
 
         def opened() -> Connection:
-            made = Connection.open(
+            connection = Connection.open(
                 address, deadline, tls=self.tls, account=self.account, on_push=self._on_push, names=self._names
             )
-            old, endpoint.connection = endpoint.connection, made
+            old, endpoint.connection = endpoint.connection, connection
             if old is not None:
                 old.close()
-            return made
+            return connection
 
         return self._usable(address, endpoint, deadline, wait, endpoint.usable_connection, opened)
 
@@ -124,12 +124,12 @@ class Endpoints:
         def opened() -> Lane:
             return Lane.open(address, deadline, tls=self.tls, account=self.account, names=self._names, proxied=proxied)
 
-        found = self._usable(address, endpoint, deadline, True, endpoint.usable_lane, opened)
-        endpoint.used.add(found)
+        lane = self._usable(address, endpoint, deadline, True, endpoint.usable_lane, opened)
+        endpoint.used.add(lane)
         if self._closing.is_set():
-            self.give_back(found)
+            self.give_back(lane)
             self.raise_closed()
-        return found
+        return lane
 
     def give_back(self, lane: Lane) -> None:
         """See `Client.give_back`."""
@@ -183,9 +183,9 @@ class Endpoints:
         """Return the result of ``usable`` or, if it is None, wait for as long as earlier failures require and return that of ``opened``."""
         if self._closing.is_set():
             self.raise_closed()
-        found = usable(time.monotonic())
-        if found is not None:
-            return found
+        existing = usable(time.monotonic())
+        if existing is not None:
+            return existing
         if not endpoint.lock.acquire(timeout=seconds_to(deadline)):
             raise self._unreachable(address, f"this client could not connect to {address} in time{endpoint.last}")
         try:
@@ -200,7 +200,7 @@ class Endpoints:
             self.pause(delay, deadline if wait else 0.0, refused)
         self.account.renew()
         try:
-            made = opened()
+            connection = opened()
         except RocketMQError as error:
             endpoint.failures += 1
             endpoint.not_before = time.monotonic() + CONNECT.delay(endpoint.failures, random.random())
@@ -210,9 +210,9 @@ class Endpoints:
             raise self._unreachable(address, error.message) from None
         endpoint.failures, endpoint.last = 0, ""
         if self._closing.is_set():
-            made.close()
+            connection.close()
             self.raise_closed()
-        return made
+        return connection
 
     def _unreachable(self, address: str, why: str) -> RocketMQUnavailableError:
         """Return the error for a server that cannot be reached. Its advice depends on whether that is a nameserver or a broker."""

@@ -97,10 +97,10 @@ def ask_queues(client: Client, asked: Sequence[tuple[MessageQueue, Request[T]]],
                 by_connection.setdefault(client.connection(address, deadline), []).append(index)
         sent: dict[int, Pending[T]] = {}
         for connection, indices in by_connection.items():
-            made = connection.send_all(
+            pending = connection.send_all(
                 [(asked[index][1], None) for index in indices], attempt_deadline(asked[indices[0]][1], deadline)
             )
-            sent.update(zip(indices, made))
+            sent.update(zip(indices, pending))
         for index in together:
             # A request that fails here is sent again, because all requests are repeatable.
             with contextlib.suppress(RocketMQUnavailableError):

@@ -170,34 +170,34 @@ class Bookmarks:
         newest, history, *mark = self.get_all(places)
         return Committed((newest or 0) - 1, history or 0) if not mark or mark[0] == self._mark else Committed()
 
-    def commit(self, queue: MessageQueue, batch: int, known: Committed) -> None:
+    def commit(self, queue: MessageQueue, batch: int, stored: Committed) -> None:
         """Store at the queue's broker that the batch is committed. Call `require_own` first, which checks the mark there.
 
-        ``known``: the answer of `committed` about this batch.
+        ``stored``: the answer of `committed` about this batch.
         """
-        history = commit_history.with_batch(known.history, batch)
-        if history != known.history and known.newest - batch < KEPT_BATCHES:
+        history = commit_history.with_batch(stored.history, batch)
+        if history != stored.history and stored.newest - batch < KEPT_BATCHES:
             # Write the history before the newest batch: after a failure in between, `Committed.has` ignores this batch's bit.
             self.move(registers.history(queue, commit_history.slot_of(batch)), history)
-        if known.newest < batch:
+        if stored.newest < batch:
             self.move(registers.committed(queue), batch + 1)
 
     def commit_elsewhere(
         self,
         queue: MessageQueue,
         batch: int,
-        known: Committed,
+        stored: Committed,
         seen_before: Callable[[MessageQueue, int], bool],
         permitted: Callable[[], None],
     ) -> None:
         """Like `commit`, but for a broker that has none of the batch's rows. ``seen_before`` and ``permitted``: see `enter`."""
-        if known.newest < 0:
+        if stored.newest < 0:
             if self._mark is not None and self.get(registers.mark(queue)) not in (None, 0, self._mark):
                 # Another sink, which may be running, has stored this mark.
                 return
             # This may be the group's first use at this broker. Creating the group includes setting the bookmarks.
             self.enter(queue, seen_before, permitted)
-        self.commit(queue, batch, known)
+        self.commit(queue, batch, stored)
 
     def forget(self, queue: MessageQueue) -> None:
         """Reset the bookmark and the committed batches after the topic was created again, because they would hide messages."""
@@ -245,12 +245,12 @@ class Bookmarks:
         permitted()
         if self._mark is not None:
             self._refuse_consumers(queue, list(ends))
-        seen = {one for one, end in ends.items() if seen_before(one, end)}
+        seen = {each for each, end in ends.items() if seen_before(each, end)}
         if seen and self._mark is not None and self.get(registers.mark(queue)):
             # Another sink, which may be running, has replaced the mark. The commit raises an error.
             return
         # 0 counts as no bookmark. A bookmark after the sink's messages would say that their batch is committed.
-        bookmarks = {one: 0 if one in seen else end for one, end in ends.items()}
+        bookmarks = {each: 0 if each in seen else end for each, end in ends.items()}
         if not has_group:
             self._create_group(queue)
         if self._mark is not None:
@@ -258,10 +258,10 @@ class Bookmarks:
         self._offsets.write(self.group, bookmarks, self._timeout)
 
     def _refuse_consumers(self, queue: MessageQueue, queues: Sequence[MessageQueue]) -> None:
-        found = self._offsets.read(self.group, queues, self._timeout)
+        offsets = self._offsets.read(self.group, queues, self._timeout)
         # Read the mark last, because another task may be storing the mark and then the bookmarks.
-        if found and not self.get(registers.mark(queue)):
-            at, offset = next(iter(found.items()))
+        if offsets and not self.get(registers.mark(queue)):
+            at, offset = next(iter(offsets.items()))
             raise OptionError(
                 OptionCondition.CONFLICT,
                 f"option sinkGroup: group {self.group!r} has the offsets of consumers of topic {self._topic!r} (queue {at} is at {offset}), "
@@ -276,10 +276,10 @@ class Bookmarks:
         """
         if self._mark is None:
             return
-        found = self.get(registers.mark(queue))
-        if not found:
+        mark = self.get(registers.mark(queue))
+        if not mark:
             self._store_mark(queue, self._mark)
-        elif found != self._mark:
+        elif mark != self._mark:
             raise GroupError(
                 GroupCondition.IN_USE,
                 f"sinkGroup {self.group!r} has the bookmarks of another query (or txnAppId, or checkpoint) that writes to topic "

@@ -67,14 +67,14 @@ class Boundaries:
         try:
             template = PullTemplate(self._queue, TOOLS_GROUP, None, lane.account.current, lane.names)
             samples = [(offset, 1) for offset in range(begin - STRIDE, lowest, -STRIDE)]
-            found = self._pull(lane, template, [(begin, 2), *samples], deadline)
-            known: set[int] = set()
+            messages = self._pull(lane, template, [(begin, 2), *samples], deadline)
+            asked: set[int] = set()
             for _ in range(_ROUNDS):
-                new = {first - 1 for first in self._beginnings(found) if lowest < first <= begin} - known
+                new = {first - 1 for first in self._beginnings(messages) if lowest < first <= begin} - asked
                 if not new:
                     break
-                known |= new
-                found = self._pull(lane, template, [(offset, 2) for offset in sorted(new)], deadline)
+                asked |= new
+                messages = self._pull(lane, template, [(offset, 2) for offset in sorted(new)], deadline)
         finally:
             self._client.give_back(lane)
 

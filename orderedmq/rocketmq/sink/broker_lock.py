@@ -241,27 +241,27 @@ class BrokerLock(BrokerRequests):
         """Return whether the entry names this attempt's run."""
         return self._bookmarks.entry(self.queue).covers(self._entry)
 
-    def _take_over(self, known: WriterEntry) -> None:
-        """Make this run the broker's writer, unless the entry is no longer ``known``, as soon as no attempt of the former run holds a lock.
+    def _take_over(self, former: WriterEntry) -> None:
+        """Make this run the broker's writer, unless the entry is no longer ``former``, as soon as no attempt of the former run holds a lock.
 
         This attempt holds the former run's locks while it writes the entry. So an attempt that gets one of these locks later reads that
         the broker has another writer.
         """
         # A broker to which was never written has an entry of batch 0 without a run, and the width 0.
-        rival = known.width > 0 and known.batch == self._entry.batch and known.run != self._entry.run
+        rival = former.width > 0 and former.batch == self._entry.batch and former.run != self._entry.run
         keys = [self._lock_named("gate")]
         if rival:
-            keys += [self._lock_of(known, partition) for partition in range(known.width)]
+            keys += [self._lock_of(former, partition) for partition in range(former.width)]
         # Keep none of them while others are missing: if this attempt were killed then, the next one would also wait for its locks.
         if self._lock_all(keys, unless=self._is_ours) is None:
             return
         try:
-            if self._bookmarks.entry(self.queue) != known:
+            if self._bookmarks.entry(self.queue) != former:
                 # Another run or batch is the writer now, so this batch may be committed; or the run has more locks.
                 return
             if rival and self._proxied():
                 self._wait(self._timing.settle + HOLDS_BACK)
-            self._bookmarks.write_entry(self.queue, self._entry.widened(known))
+            self._bookmarks.write_entry(self.queue, self._entry.widened(former))
         finally:
             self._unlock(keys, Deadline.after(self._timing.send_timeout))
 

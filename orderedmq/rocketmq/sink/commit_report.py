@@ -170,7 +170,7 @@ def judge(
     number, known = batch.batch_id, list(known)
     reports = [report for token in tokens for report in token.reports]
     lacking = {report.queue: report.missing for report in settled}
-    newest = max([*(report.newest for report in reports), *(one.newest for one in known)], default=-1)
+    newest = max([*(report.newest for report in reports), *(stored.newest for stored in known)], default=-1)
     spans = ranges(reports)
     committed = {queue for queue, span in spans.items() if (bookmarks.get(queue) or 0) > span.begin}
     committed |= {report.queue for report in reports if report.committed}
@@ -178,9 +178,9 @@ def judge(
     if newest > number:
         # As soon as a later batch exists, a task assumes that this batch is committed, and sends nothing. Only the commit finds out
         # whether that is true. If a killed broker has forgotten the commit of this batch, the tasks have found all rows.
-        published = any(one.has(number) for one in known) or _is_complete(reports, lacking)
+        published = any(stored.has(number) for stored in known) or _is_complete(reports, lacking)
     else:
-        published = bool(committed) or any(one.has(number) for one in known)
+        published = bool(committed) or any(stored.has(number) for stored in known)
     replayed = is_repeat(batch.sink_id, number, max(newest, number), published, skip=skip, sent=_seen(reports))
     if newest - number >= KEPT_BATCHES:
         return Verdict(True, {}, newest=newest)

@@ -187,12 +187,12 @@ class Ledger:
                 self.of_others += 1
                 self._others.setdefault(message.digest, []).append(message.offset)
                 self._extend(message.offset, message.offset + 1)
-            elif not any(known.begin <= message.offset < known.end for known in self._acknowledged):
+            elif not any(span.begin <= message.offset < span.end for span in self._acknowledged):
                 self._unclaimed.setdefault(message.digest, []).append(message.offset)
                 self.sequence = max(self.sequence, message.sequence + 1)
                 self._extend(message.offset, message.offset + 1)
         self.seen = max(self.seen, end)
-        self._acknowledged = [known for known in self._acknowledged if known.end > self.seen]
+        self._acknowledged = [span for span in self._acknowledged if span.end > self.seen]
 
     def claim(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Return the rows that match no message and must be sent; none if the batch is committed."""

@@ -190,37 +190,37 @@ def find_messages(messages: pa.RecordBatch, writer: Writer) -> list[SinkMessage]
 
 
 def _stamps(properties: pa.Array, writer: Writer) -> _Stamps:
-    found = pc.extract_regex(pc.map_lookup(properties, SINK_STAMP, "last"), _STAMP)
-    mine = pc.fill_null(pc.equal(pc.struct_field(found, "sink"), sink_digest(writer.sink)), False)
+    parts = pc.extract_regex(pc.map_lookup(properties, SINK_STAMP, "last"), _STAMP)
+    mine = pc.fill_null(pc.equal(pc.struct_field(parts, "sink"), sink_digest(writer.sink)), False)
     rows = np.flatnonzero(mine.to_numpy(zero_copy_only=False))
-    found = found.take(pa.array(rows))
-    sound = pc.struct_field(found, "batch").cast(pa.uint64()).to_numpy() <= _LARGEST
-    rows, found = rows[sound], found.filter(pa.array(sound))
+    parts = parts.take(pa.array(rows))
+    sound = pc.struct_field(parts, "batch").cast(pa.uint64()).to_numpy() <= _LARGEST
+    rows, parts = rows[sound], parts.filter(pa.array(sound))
     batches, partitions, sequences, places = (
-        pc.struct_field(found, name).cast(pa.int64()).to_numpy() for name in ("batch", "partition", "sequence", "place")
+        pc.struct_field(parts, name).cast(pa.int64()).to_numpy() for name in ("batch", "partition", "sequence", "place")
     )
-    runs = pc.struct_field(found, "run").cast(pa.string())
+    runs = pc.struct_field(parts, "run").cast(pa.string())
     return _Stamps(rows, batches, partitions, sequences, np.maximum(sequences - places, 0), runs)
 
 
 def read_stamp(properties: Mapping[str, str], sink: str) -> SinkMessage | None:
     """Return the sink's stamp on a message, with offset 0 and no digest; None if the stamp is missing or malformed."""
-    found = re.fullmatch(_STAMP, properties.get(SINK_STAMP, ""))
-    if found is None or found["sink"] != sink_digest(sink) or int(found["batch"]) > _LARGEST:
+    match = re.fullmatch(_STAMP, properties.get(SINK_STAMP, ""))
+    if match is None or match["sink"] != sink_digest(sink) or int(match["batch"]) > _LARGEST:
         return None
-    sequence = int(found["sequence"])
-    request = max(sequence - int(found["place"]), 0)
-    return SinkMessage(0, int(found["batch"]), int(found["partition"]), sequence, b"", request, found["run"])
+    sequence = int(match["sequence"])
+    request = max(sequence - int(match["place"]), 0)
+    return SinkMessage(0, int(match["batch"]), int(match["partition"]), sequence, b"", request, match["run"])
 
 
 def _find_one_by_one(messages: pa.RecordBatch, writer: Writer) -> list[SinkMessage]:
     out = []
     for at, pairs in enumerate(messages.column("properties").to_pylist()):
         named = {name: value or "" for name, value in pairs or ()}
-        found = read_stamp(named, writer.sink)
-        if found is not None:
-            [said] = digests(messages.slice(at, 1)) if may_be_of(writer, found) else [b""]
-            out.append(found._replace(offset=messages.column("queue_offset")[at].as_py(), digest=said))
+        stamp = read_stamp(named, writer.sink)
+        if stamp is not None:
+            [digest] = digests(messages.slice(at, 1)) if may_be_of(writer, stamp) else [b""]
+            out.append(stamp._replace(offset=messages.column("queue_offset")[at].as_py(), digest=digest))
     return out
 
 

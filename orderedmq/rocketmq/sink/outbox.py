@@ -111,9 +111,9 @@ class RocketMQOutbox:
         written = [report.queue for token in tokens for report in token.reports if report.rows]
         brokers = self._brokers(batch, written)
         self._for_each(
-            [one.queue for one in brokers if one.required], lambda queue: self._marks(batch, queue).require_own(queue)
+            [broker.queue for broker in brokers if broker.required], lambda queue: self._marks(batch, queue).require_own(queue)
         )
-        known = self._for_each(brokers, lambda one: self._committed(batch, one))
+        committed = self._for_each(brokers, lambda broker: self._committed(batch, broker))
         bookmarks: dict[MessageQueue, int | None] = {}
         for topic, of_topic in marks.items():
             queues = [queue for queue in spans if queue.topic == topic]
@@ -122,14 +122,14 @@ class RocketMQOutbox:
             batch,
             tokens,
             bookmarks,
-            [one for one in known.values() if one is not None],
+            [stored for stored in committed.values() if stored is not None],
             settled,
             skip=skip_differing_replay,
         )
         require_same(batch.sink_id, batch.batch_id, verdict.newest, verdict.differs, skip=skip_differing_replay)
         for topic, of_topic in marks.items():
             of_topic.move_all({queue: bookmark for queue, bookmark in verdict.bookmarks.items() if queue.topic == topic})
-        self._for_each(known, lambda one: self._record_commit(batch, one, known[one]))
+        self._for_each(committed, lambda broker: self._record_commit(batch, broker, committed[broker]))
         _warn(batch, tokens, settled)
         return Published(True, {}) if verdict.replayed else Published(False, spans)
 
@@ -184,19 +184,19 @@ class RocketMQOutbox:
             return self._marks(batch, broker.queue, _OTHER_BROKERS).committed(broker.queue, batch.batch_id)
         return None
 
-    def _record_commit(self, batch: SinkBatch, broker: _TopicBroker, known: Committed | None) -> None:
+    def _record_commit(self, batch: SinkBatch, broker: _TopicBroker, committed: Committed | None) -> None:
         """Store at a broker that the batch is committed. Skip a broker that has none of the rows and cannot be reached."""
-        if known is None:
+        if committed is None:
             return
         assert batch.sink_id is not None
         if broker.required:
-            self._marks(batch, broker.queue).commit(broker.queue, batch.batch_id, known)
+            self._marks(batch, broker.queue).commit(broker.queue, batch.batch_id, committed)
             return
         bookmarks = self._marks(batch, broker.queue, _OTHER_BROKERS)
         writer = Writer(sink_name(batch.sink_id), batch.batch_id, 0, group=batch.group)
         queue = RocketMQQueue(Attempt(self._client, self._log, writer, self._timing), broker.queue)
         with contextlib.suppress(OrderedMQError):
-            bookmarks.commit_elsewhere(broker.queue, batch.batch_id, known, queue.seen_before, queue.require_rights)
+            bookmarks.commit_elsewhere(broker.queue, batch.batch_id, committed, queue.seen_before, queue.require_rights)
 
     def _for_each(self, places: Iterable[P], what: Callable[[P], T]) -> dict[P, T]:
         """Call ``what`` for many queues or brokers in parallel, because each call waits for a broker."""

@@ -123,13 +123,13 @@ class QueueWriter:
     def look(self) -> bool:
         if self._writer is None:
             return False
-        known = self._ledger.extra
+        before = self._ledger.extra
         if self._looked_back:
             self._look(self._port.end(), self._writer)
         else:
             self._look_back(self._writer)
             self._looked_back = True
-        return self._ledger.extra > known
+        return self._ledger.extra > before
 
     def _look_back(self, writer: Writer) -> None:
         start = self._port.start()

@@ -88,7 +88,7 @@ def all_consumer_offsets() -> Request[dict[str, dict[MessageQueue, int]]]:
     """
 
     def parse(response: RemotingCommand) -> dict[str, dict[MessageQueue, int]]:
-        found: dict[str, dict[MessageQueue, int]] = {}
+        by_group: dict[str, dict[MessageQueue, int]] = {}
         for name, offsets in field(loads_object(response.body), "offsetTable", dict, {}).items():
             topic, _, group = name.partition("@")
             if not isinstance(offsets, dict) or not all(
@@ -97,8 +97,8 @@ def all_consumer_offsets() -> Request[dict[str, dict[MessageQueue, int]]]:
                 raise ProtocolError(
                     ProtocolCondition.PROTOCOL, f"the offsets of {name[:100]!r} are malformed: {str(offsets)[:100]!r}"
                 )
-            found.setdefault(group, {}).update((MessageQueue(topic, "", int(queue)), at) for queue, at in offsets.items())
-        return found
+            by_group.setdefault(group, {}).update((MessageQueue(topic, "", int(queue)), at) for queue, at in offsets.items())
+        return by_group
 
     return Request(RequestCode.GET_ALL_CONSUMER_OFFSET, "request for all offsets", "all consumer groups", parse)
 
@@ -120,7 +120,7 @@ class TopicSubscription:
 
     def same_as(self, other: TopicSubscription) -> bool:
         """Return whether both filters mean the same, even if they are written differently."""
-        mine, theirs = (canonical(one.expression, one.expression_type) for one in (self, other))
+        mine, theirs = (canonical(each.expression, each.expression_type) for each in (self, other))
         return (self.expression_type, mine) == (other.expression_type, theirs)
 
     def data(self, version: int) -> dict[str, Any]:

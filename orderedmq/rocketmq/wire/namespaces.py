@@ -72,14 +72,14 @@ class Namespaces:
         of_group, bare = _split(name)
         if bare.startswith(self.prefix + _SEPARATOR):
             return name
-        made = f"{of_group}{self.prefix}{_SEPARATOR}{bare}"
-        if len(made) - len(of_group) > _MOST + 7:
+        text = f"{of_group}{self.prefix}{_SEPARATOR}{bare}"
+        if len(text) - len(of_group) > _MOST + 7:
             raise GroupError(
                 GroupCondition.BAD_NAME,
                 f"the name {bare!r} is too long with namespace {self.prefix!r} before it: RocketMQ allows {_MOST} characters for a group "
                 f"and {_MOST + 7} for a topic",
             )
-        return made
+        return text
 
     def spelled_queue(self, queue: MessageQueue) -> MessageQueue:
         """Return a queue with the name by which servers know its topic. They also store its messages under this name."""
@@ -183,8 +183,8 @@ def _table(table: str) -> _Change:
     """Return a change that removes the prefix from a map's keys and drops keys of other namespaces."""
 
     def change(names: Namespaces, fields: dict[str, Any]) -> None:
-        found = field(fields, table, dict, {})
-        fields[table] = {names.bare(name): value for name, value in found.items() if names.has(name)}
+        entries = field(fields, table, dict, {})
+        fields[table] = {names.bare(name): value for name, value in entries.items() if names.has(name)}
 
     return change
 

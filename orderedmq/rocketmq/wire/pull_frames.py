@@ -147,10 +147,10 @@ class PullDecoder(FrameDecoder):
             middle, stop = start + 8 + header_length, start + 4 + length
             if not (header_length < _NOT_JSON and middle <= stop <= end and length <= most):
                 break
-            found = known.fullmatch(view, start + 8, middle)
-            if found is None:
+            match = known.fullmatch(view, start + 8, middle)
+            if match is None:
                 break
-            opaque, after, least, last = map(int, found.group(*fields))
+            opaque, after, least, last = map(int, match.group(*fields))
             if opaque > _MAX_OPAQUE:
                 break
             events.append(

@@ -116,8 +116,8 @@ def int_field(response: RemotingCommand, name: str, missing: int | None = None) 
 
 def types_in(remark: str) -> tuple[str, str] | None:
     """Return the topic's type and the message's type from a Proxy's remark that says that they differ; None for any other remark."""
-    found = _TYPES.search(remark)
-    return (found[1], found[2]) if found is not None else None
+    match = _TYPES.search(remark)
+    return (match[1], match[2]) if match is not None else None
 
 
 def require_type(resource: str, expected: str) -> str:
@@ -146,7 +146,7 @@ def wrong_type(resource: str, expected: str, actual: str, why: str, remedy: str 
 def refusal(request: Request[T], response: RemotingCommand, server: str) -> OrderedMQError:
     """Return the error for an answer's response code."""
     remark = " ".join((response.remark or "").split())[:300]
-    said = f"{server} answers the {request.what} with code {response.code}" + (f" ({remark})" if remark else "")
+    answer = f"{server} answers the {request.what} with code {response.code}" + (f" ({remark})" if remark else "")
     code = response.code
     if code == ResponseCode.SYSTEM_ERROR:
         # ACL 1.0, a Proxy, and a nameserver that waits for its brokers have no specific code, so recognise them by their remarks.
@@ -156,7 +156,7 @@ def refusal(request: Request[T], response: RemotingCommand, server: str) -> Orde
             code = ResponseCode.SERVICE_NOT_AVAILABLE
     match code:
         case ResponseCode.NO_PERMISSION if FORBIDDEN.match(remark):
-            return not_readable(request.what.removeprefix("pull from "), said)
+            return not_readable(request.what.removeprefix("pull from "), answer)
         case ResponseCode.NO_PERMISSION:
             refused = rights.refusal(request.code, remark)
             why = (
@@ -166,42 +166,42 @@ def refusal(request: Request[T], response: RemotingCommand, server: str) -> Orde
                 else rights.explain(refused)
             )
             return RocketMQError(
-                RocketMQCondition.NO_PERMISSION, f"permission for {request.resource} was denied: {said}. {why}"
+                RocketMQCondition.NO_PERMISSION, f"permission for {request.resource} was denied: {answer}. {why}"
             )
         case ResponseCode.TOPIC_NOT_EXIST:
-            return TopicError(TopicCondition.MISSING, f"{request.resource} does not exist: {said}")
+            return TopicError(TopicCondition.MISSING, f"{request.resource} does not exist: {answer}")
         case ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST:
             return GroupError(
                 GroupCondition.MISSING,
-                f"{request.resource}: the consumer group does not exist, and the broker does not create it: {said}",
+                f"{request.resource}: the consumer group does not exist, and the broker does not create it: {answer}",
             )
         case ResponseCode.SYSTEM_BUSY | ResponseCode.FLOW_CONTROL:
-            return RocketMQUnavailableError(UnavailableCondition.BUSY, f"{said}. The server is overloaded at the moment")
+            return RocketMQUnavailableError(UnavailableCondition.BUSY, f"{answer}. The server is overloaded at the moment")
         case ResponseCode.SERVICE_NOT_AVAILABLE:
             return RocketMQUnavailableError(
                 UnavailableCondition.UNAVAILABLE,
-                f"{said}. A disk may be full, or the server is a replica, or it is starting or stopping",
+                f"{answer}. A disk may be full, or the server is a replica, or it is starting or stopping",
             )
         case ResponseCode.GO_AWAY:
-            return RocketMQUnavailableError(UnavailableCondition.GO_AWAY, f"{said}. The server is being shut down")
+            return RocketMQUnavailableError(UnavailableCondition.GO_AWAY, f"{answer}. The server is being shut down")
         case ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
             return RocketMQError(
                 RocketMQCondition.NOT_SUPPORTED,
-                f"{said}. This server does not know the request. If it is a RocketMQ Proxy, or the port is a VIP port, name the "
+                f"{answer}. This server does not know the request. If it is a RocketMQ Proxy, or the port is a VIP port, name the "
                 "nameserver's address instead (usually port 9876)",
             )
         case ResponseCode.MESSAGE_ILLEGAL if (types := types_in(remark)) is not None:
             require_type(request.resource, types[0])
-            return wrong_type(request.resource, *types, f"this message is sent as type {types[1]}: {said}")
+            return wrong_type(request.resource, *types, f"this message is sent as type {types[1]}: {answer}")
         case ResponseCode.MESSAGE_ILLEGAL:
             return RocketMQError(
                 RocketMQCondition.MESSAGE_ILLEGAL,
-                f"{said}. A message is larger than the broker's maxMessageSize, or has a property that is not allowed",
+                f"{answer}. A message is larger than the broker's maxMessageSize, or has a property that is not allowed",
             )
         case ResponseCode.INVALID_PARAMETER:
-            return RocketMQError(RocketMQCondition.INVALID_PARAMETER, said)
+            return RocketMQError(RocketMQCondition.INVALID_PARAMETER, answer)
         case ResponseCode.NOT_LEADER_FOR_QUEUE:
-            return RocketMQError(RocketMQCondition.STATIC_TOPIC, f"{said}. Static topics are not supported")
+            return RocketMQError(RocketMQCondition.STATIC_TOPIC, f"{answer}. Static topics are not supported")
         case (
             ResponseCode.SUBSCRIPTION_PARSE_FAILED
             | ResponseCode.SUBSCRIPTION_NOT_EXIST
@@ -209,19 +209,19 @@ def refusal(request: Request[T], response: RemotingCommand, server: str) -> Orde
             | ResponseCode.FILTER_DATA_NOT_EXIST
             | ResponseCode.FILTER_DATA_NOT_LATEST
         ):
-            return RocketMQError(RocketMQCondition.FILTER, f"the subscription of {request.resource} is not usable: {said}")
+            return RocketMQError(RocketMQCondition.FILTER, f"the subscription of {request.resource} is not usable: {answer}")
         case ResponseCode.SYSTEM_ERROR if remark.startswith("group not found"):
             # A Proxy of 5.5 sends this remark to members of a group if it cannot get the group's settings from a broker.
             return RocketMQUnavailableError(
                 UnavailableCondition.UNAVAILABLE,
-                f"{said}. A RocketMQ Proxy does not find the group: its brokers are away, or may not create groups "
+                f"{answer}. A RocketMQ Proxy does not find the group: its brokers are away, or may not create groups "
                 "(autoCreateSubscriptionGroup), or check accounts and the Proxy has none (innerClientAuthenticationCredentials, "
                 "enableAclRpcHookForClusterMode). Give the Proxy an account, or name the nameserver's address (usually port 9876)",
             )
         case ResponseCode.SYSTEM_ERROR if away := [sub for pattern, sub in _BEHIND if pattern.search(remark)]:
-            return RocketMQUnavailableError(away[0], f"{said}. The Proxy cannot reach that server")
+            return RocketMQUnavailableError(away[0], f"{answer}. The Proxy cannot reach that server")
         case _:
-            return RocketMQError(RocketMQCondition.SERVER_ERROR, said)
+            return RocketMQError(RocketMQCondition.SERVER_ERROR, answer)
 
 
 def signature(data: bytes, secret_key: str) -> str:

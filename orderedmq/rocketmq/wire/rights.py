@@ -96,12 +96,12 @@ def refusal(code: RequestCode, remark: str) -> MissingRight | None:
     if _ADMIN.search(remark):
         return MissingRight(1, None)
     second = _ACL_2.search(remark)
-    found = second or _ACL_1.search(remark)
-    if found is None:
+    match = second or _ACL_1.search(remark)
+    if match is None:
         return None
     kinds: Mapping[str, Kind] = {"topic": "Topic", "group": "Group", "cluster": "Cluster"}
-    kind = kinds[found["kind"].lower()]
-    right = Right(kind, found["name"], _ACTIONS.get(code, {}).get(kind, "Get"))
+    kind = kinds[match["kind"].lower()]
+    right = Right(kind, match["name"], _ACTIONS.get(code, {}).get(kind, "Get"))
     return MissingRight(1, right) if second is None else MissingRight(2, right, second["account"], _INSTEAD.get(code))
 
 

@@ -132,12 +132,12 @@ class Route:
         """
         if self.order_conf:
             return tuple(MessageQueue(self.topic, name, i) for name, count in self.order_conf for i in range(count))
-        found = []
+        queues = []
         for data in sorted(self.queues, key=lambda data: java_order(data.broker_name)):
             broker = self.brokers.get(data.broker_name)
             if data.writable and broker is not None and broker.master is not None:
-                found += [MessageQueue(self.topic, data.broker_name, i) for i in range(data.write_queues)]
-        return tuple(found)
+                queues += [MessageQueue(self.topic, data.broker_name, i) for i in range(data.write_queues)]
+        return tuple(queues)
 
     def subscribe_set(self) -> tuple[MessageQueue, ...]:
         """Return the queues that consumers divide, sorted. They include brokers without a master, because replicas can be read."""

@@ -66,12 +66,12 @@ class Stream(Generic[R, E]):
 
     def numbers(self, count: int, in_use: Container[int] = ()) -> list[int]:
         """Return ``count`` numbers for new requests. They differ from those of requests in flight and those ``in_use``."""
-        found: list[int] = []
-        while len(found) < count:
+        numbers: list[int] = []
+        while len(numbers) < count:
             number = next(self._next) & _NUMBERS
             if number not in self.in_flight and number not in in_use:
-                found.append(number)
-        return found
+                numbers.append(number)
+        return numbers
 
     def add(self, requests: dict[int, R], now: float) -> None:
         """Record requests that are about to be sent."""
