@@ -38,7 +38,7 @@ def make_world(own: Cluster) -> Iterator[Callable[[], World]]:
 
 
 @pytest.mark.nightly
-def test_rows_that_a_broker_lost_with_its_machine_are_sent_again_only_if_spark_had_not_committed_them(
+def test_lost_rows_are_sent_again_only_if_spark_has_not_committed_their_batch(
     own: Cluster, make_world: Callable[[], World]
 ) -> None:
     """With ASYNC_FLUSH, acknowledged messages may be lost. The test restores an older copy of the broker's files, as after a crash."""
@@ -77,9 +77,7 @@ def test_rows_that_a_broker_lost_with_its_machine_are_sent_again_only_if_spark_h
 
 
 @pytest.mark.nightly
-def test_a_broker_without_room_refuses_and_what_is_missing_comes_when_there_is_some(
-    own: Cluster, make_world: Callable[[], World]
-) -> None:
+def test_missing_rows_are_sent_once_a_full_broker_has_room(own: Cluster, make_world: Callable[[], World]) -> None:
     """The broker's files cannot grow, as on a full disk. Writes within its existing files still work."""
     names, world = numbered(300), make_world()
     unlimited = resource.prlimit(own.broker.pid, resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))

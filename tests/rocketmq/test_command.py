@@ -53,7 +53,7 @@ def where(rows: list[dict[str, Any]]) -> list[tuple[str, int]]:
 FOUR = [("broker-a", 0), ("broker-a", 1), ("broker-b", 0), ("broker-b", 1)]
 
 
-def test_every_place_says_its_broker(world: World, run: Run) -> None:
+def test_each_queue_is_shown_with_its_broker(world: World, run: Run) -> None:
     for queue in world.queues:
         world.send(queue, 1)
     client = replace(world.broker.groups.join("query"), name="billing")
@@ -101,7 +101,7 @@ def test_follow_reads_both_brokers_and_a_retention_is_refused_by_name(world: Wor
     assert (row["tags"], row["properties"]["region"]) == ("red", "eu")
 
 
-def test_one_queues_lock_is_released(world: World, run: Run) -> None:
+def test_the_lock_of_a_single_queue_is_released(world: World, run: Run) -> None:
     client = world.broker.groups.join("query")
     world.broker.groups.heartbeat(world.group, client, world.shared())
     tokens = world.lock(world.broker, client)

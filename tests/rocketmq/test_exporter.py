@@ -23,7 +23,7 @@ def world(cluster: Cluster) -> Iterator[World]:
         yield made
 
 
-def test_the_exporter_outlives_servers_that_are_killed(world: World, cluster: Cluster) -> None:
+def test_the_exporter_continues_after_servers_are_killed(world: World, cluster: Cluster) -> None:
     client = replace(world.broker.groups.join("query"), name="billing")
     world.broker.groups.heartbeat(world.group, client, world.shared())
     tokens = world.lock(world.broker, client)

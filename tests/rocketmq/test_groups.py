@@ -15,7 +15,7 @@ import pytest
 from ordered_source.listener.rows import Columns, Rows
 from ordered_source.listener.tasks import write_letters
 from orderedmq.endpoint import Endpoint
-from orderedmq.errors import OrderedMQError, TopicError
+from orderedmq.errors import OrderedMQError
 from orderedmq.listening.engine import Message
 from orderedmq.model import MessageQueue
 from orderedmq.ownership.allocate import Allocation, allocate
@@ -27,7 +27,6 @@ from orderedmq.rocketmq.codec.encode import SendBody
 from orderedmq.rocketmq.group.failed_messages import key_of
 from orderedmq.rocketmq.local.probe import ask
 from orderedmq.rocketmq.local.servers import Cluster
-from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.wire import admin_requests, group_requests
 from tests.contract.support import letters, read, rows
 from tests.rocketmq.group_world import World, condition, error_of, granted, refused
@@ -55,7 +54,7 @@ def usual(cluster: Cluster) -> Iterator[World]:
 # -- offsets of every version -----------------------------------------------------------------------------------------------------
 
 
-def test_never_committed_is_not_the_same_as_zero(world: World) -> None:
+def test_an_offset_that_was_never_committed_differs_from_offset_zero(world: World) -> None:
     """Whether a group has never committed or has committed 0, a 4.9 broker answers 0, even for an empty queue."""
     groups = world.broker.groups
     with_messages, empty, _, _ = world.queues
@@ -70,7 +69,7 @@ def test_never_committed_is_not_the_same_as_zero(world: World) -> None:
     assert world.broker.admin.group_offsets(world.group) == {with_messages: 0, empty: 0}
 
 
-def test_a_group_is_made_before_something_is_committed(world: World) -> None:
+def test_a_group_is_created_before_its_first_commit(world: World) -> None:
     """From 5.3 on, a broker answers a commit for an unknown group with error 26."""
     assert world.group not in world.broker.admin.groups()
     [token, *_] = world.lock(world.broker, world.broker.groups.join("me"))
@@ -80,7 +79,7 @@ def test_a_group_is_made_before_something_is_committed(world: World) -> None:
     assert world.broker.admin.group_offsets(f"{world.group}-2") == {world.queues[0]: 0}
 
 
-def test_a_group_that_brokers_may_not_make_is_named(world: World) -> None:
+def test_an_error_names_a_group_that_brokers_may_not_create(world: World) -> None:
     where = world.cluster.broker.address
     ask(where, UPDATE_BROKER_CONFIG, body=b"autoCreateSubscriptionGroup=false\n")
     try:
@@ -103,7 +102,7 @@ def test_a_group_that_brokers_may_not_make_is_named(world: World) -> None:
         ask(where, UPDATE_BROKER_CONFIG, body=b"autoCreateSubscriptionGroup=true\n")
 
 
-def test_a_group_from_outside(world: World) -> None:
+def test_an_administrator_sees_and_changes_a_group_in_use(world: World) -> None:
     broker, groups = world.connect(), world.broker.groups
     groups.fence_age = 0.0
     admin = broker.admin
@@ -139,23 +138,7 @@ def test_a_group_from_outside(world: World) -> None:
 # -- members ----------------------------------------------------------------------------------------------------------------------
 
 
-def test_a_broker_that_comes_into_the_route_knows_the_member_before_its_locks(two_brokers: Cluster) -> None:
-    """The broker must know the member before the next renewal, because tasks check that their driver is a member there."""
-    with World(two_brokers) as world:
-        topic = f"{world.topic}-grows"
-        me = world.broker.groups.join("me")
-        with Client(two_brokers.address) as client:
-            for broker in two_brokers.brokers:
-                client.call_address(broker.address, admin_requests.create_topic(topic, 1), soon(10))
-                [here] = first_good(lambda: _queues(world.broker, topic, broker.name), bool, 60)  # noqa: B023 (called at once)
-                if broker is two_brokers.broker:
-                    world.broker.groups.heartbeat(world.group, me, Subscription("shared", topic, "AVG"))
-                world.lock(world.broker, me, [here])
-                at_broker = client.call_address(broker.address, group_requests.consumer_list(world.group), soon(10))
-                assert at_broker == (me.client_id,)
-
-
-def test_a_client_knows_when_its_membership_went_with_its_connection(usual: World) -> None:
+def test_a_client_notices_that_its_membership_ended_with_its_connection(usual: World) -> None:
     """The client then also knows that a heartbeat is due, because tasks wait until their driver is a member."""
     with Network.before(usual.cluster) as network, RocketMQBroker(Endpoint(None, network.address)) as broker:
         groups = broker.groups
@@ -175,14 +158,7 @@ def test_a_client_knows_when_its_membership_went_with_its_connection(usual: Worl
         assert not groups.cut_off(me)
 
 
-def _queues(broker: RocketMQBroker, topic: str, name: str) -> list[MessageQueue]:
-    try:
-        return [queue for queue in broker.log.queues(topic) if queue.broker_name == name]
-    except TopicError:
-        return []
-
-
-def test_members_are_connections_and_what_they_read_is_the_groups(world: World) -> None:
+def test_members_are_connections_and_share_the_subscriptions_of_the_group(world: World) -> None:
     """Brokers tell members apart by connection, not only by client id.
 
     A heartbeat must not remove the retry topic from the group's subscriptions.
@@ -207,7 +183,7 @@ def test_members_are_connections_and_what_they_read_is_the_groups(world: World) 
 # -- dead letters -----------------------------------------------------------------------------------------------------------------
 
 
-def test_dead_letters_are_where_rocketmq_looks_for_them(world: World) -> None:
+def test_dead_letters_are_in_the_topic_and_form_of_rocketmqs_tools(world: World) -> None:
     """Each letter is written by a different process."""
     queue = world.queues[1]
     me = world.broker.groups.join("me")
@@ -304,7 +280,7 @@ def test_a_message_has_a_dead_letter_whatever_its_properties_are(world: World) -
 
 @pytest.mark.holds("dead letter by condition")
 @pytest.mark.parametrize(("lost", "number"), [("answer", 1), ("request", 3)])
-def test_a_letter_is_there_once_though_an_answer_or_a_request_is_lost(
+def test_a_dead_letter_is_stored_once_when_an_answer_or_a_request_is_lost(
     cluster: Cluster, lost: str, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first request goes through the retry topic. Later requests carry two letters each."""
@@ -416,7 +392,7 @@ def test_a_java_consumer_takes_over_where_a_query_has_committed(usual: World, pe
 
 
 @pytest.mark.parametrize("ahead", [True, False])
-def test_what_rocketmqs_own_tool_resets_is_where_a_query_goes_on(usual: World, peers: Peers, ahead: bool) -> None:
+def test_a_query_continues_at_the_offset_that_rocketmqs_tool_has_reset(usual: World, peers: Peers, ahead: bool) -> None:
     """The broker stores the resets and accepts no commits until a client has read them once (useServerSideResetOffset)."""
     groups = usual.broker.groups
     queues = usual.queues[:3]

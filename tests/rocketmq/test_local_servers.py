@@ -26,7 +26,7 @@ GET_CONFIG = 26
 GET_CLUSTERS = 106
 
 
-def test_no_descriptor_of_ours_is_a_servers(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_server_inherits_no_file_descriptor(cluster: Cluster, tmp_path: Path) -> None:
     with open(tmp_path / "lock", "w") as ours:
         os.set_inheritable(ours.fileno(), True)
         cluster.broker.restart()
@@ -79,7 +79,7 @@ def test_up_serves_until_ctrl_c(cluster: Cluster, tmp_path: Path, times: int) ->
     assert (folder / "broker-a" / "store").is_dir()
 
 
-def test_ctrl_c_while_servers_start_leaves_none(cluster: Cluster, tmp_path: Path) -> None:
+def test_ctrl_c_during_the_start_leaves_no_server(cluster: Cluster, tmp_path: Path) -> None:
     """The first server is just starting. ``cluster`` is requested so that the test is skipped without jars."""
     port = Cluster(tmp_path / "unused", brokers=0).namesrv.port
     command = [sys.executable, "-m", "orderedmq", "--path", str(tmp_path), "rocketmq", "up", "--port", str(port)]
@@ -95,7 +95,7 @@ def test_ctrl_c_while_servers_start_leaves_none(cluster: Cluster, tmp_path: Path
     assert started == []
 
 
-def test_no_jars_is_said_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_one_line_says_that_the_jars_cannot_be_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulates a machine that reaches no repository, by configuring an empty repository as Spark's only one."""
     (tmp_path / "ivysettings.xml").write_text(
         '<ivysettings><settings defaultResolver="none"/><resolvers><filesystem name="none" m2compatible="true">'
@@ -112,7 +112,7 @@ def test_no_jars_is_said_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert not (tmp_path / "cache" / "orderedmq" / "rocketmq-5.3.3").exists()
 
 
-def test_jars_that_are_there_are_not_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_existing_jars_are_not_fetched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(jars, "_fetch", None)
     folder = tmp_path / "orderedmq" / "rocketmq-1.2"
@@ -121,12 +121,12 @@ def test_jars_that_are_there_are_not_fetched(tmp_path: Path, monkeypatch: pytest
     assert jars.fetch_jars("1.2") == folder
 
 
-def test_a_wrong_release(tmp_path: Path) -> None:
+def test_an_unknown_release_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="not a release"):
         jars.fetch_jars("../5")
 
 
-def test_a_server_that_does_not_come_up_says_why(cluster: Cluster, tmp_path: Path) -> None:
+def test_an_error_says_why_a_server_has_ended(cluster: Cluster, tmp_path: Path) -> None:
     """The port is in use by the time the server starts."""
     second = Cluster(tmp_path, brokers=0)
     second.namesrv.port = cluster.namesrv.port
@@ -136,7 +136,7 @@ def test_a_server_that_does_not_come_up_says_why(cluster: Cluster, tmp_path: Pat
     assert "\n" not in str(raised.value)
 
 
-def test_a_server_that_does_not_serve_clients_in_time_says_so(tmp_path: Path) -> None:
+def test_an_error_says_that_a_server_is_not_ready_in_time(tmp_path: Path) -> None:
     slow = Cluster(tmp_path, brokers=0)
     try:
         with pytest.raises(ServersError, match="NOT_READY.*namesrv of RocketMQ 5.3.3 at .* did not serve clients within 0 s"):
@@ -145,7 +145,7 @@ def test_a_server_that_does_not_serve_clients_in_time_says_so(tmp_path: Path) ->
         slow.stop()
 
 
-def test_up_on_a_port_in_use(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_port_in_use_is_refused(cluster: Cluster, tmp_path: Path) -> None:
     assert not is_free(cluster.namesrv.port)
     done = CliRunner().invoke(app, ["--path", str(tmp_path), "rocketmq", "up", "--port", str(cluster.namesrv.port)])
     assert done.exit_code == 1

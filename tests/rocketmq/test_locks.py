@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
@@ -25,7 +24,6 @@ from orderedmq.model import MessageQueue
 from orderedmq.ownership.lock import LockToken
 from orderedmq.ownership.offsets import Checkpoint, ranges
 from orderedmq.rocketmq.group import lock_rules
-from orderedmq.rocketmq.group.groups import FENCE_AGE
 from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.rocketmq.wire import registers
 from orderedmq.tools.seek import copy_offsets
@@ -57,7 +55,7 @@ def quick(quick_locks: Cluster) -> Iterator[World]:
 
 
 @pytest.mark.holds("one owner", "late renewal")
-def test_a_renewal_that_comes_too_late_is_a_loss_only_if_another_had_the_queue(quick: World) -> None:
+def test_a_late_renewal_loses_a_lock_only_if_another_client_had_the_queue(quick: World) -> None:
     """The broker grants both renewals. Only the fence shows that another client has taken and released one of the queues."""
     groups, rival = quick.broker.groups, quick.connect().groups
     me, them = groups.join("me"), rival.join("them")
@@ -76,7 +74,7 @@ def test_a_renewal_that_comes_too_late_is_a_loss_only_if_another_had_the_queue(q
 
 
 @pytest.mark.holds("shared take-over")
-def test_locks_are_anothers_when_they_were_not_renewed(quick: World) -> None:
+def test_another_client_gets_locks_that_were_not_renewed(quick: World) -> None:
     rival = quick.connect()
     began = time.monotonic()
     tokens = quick.lock(quick.broker, quick.broker.groups.join("me"))
@@ -89,7 +87,7 @@ def test_locks_are_anothers_when_they_were_not_renewed(quick: World) -> None:
 
 
 @pytest.mark.parametrize("assignment", ["exclusive", "shared"])
-def test_a_restart_beside_a_former_run_that_is_paused_skips_nothing(quick: World, assignment: str) -> None:
+def test_a_restart_next_to_a_paused_former_run_skips_no_message(quick: World, assignment: str) -> None:
     """The former run logged a batch, holds the locks and does nothing more. Spark commits the restarted run's version of the batch."""
     queue = quick.queues[0]
     quick.send(queue, 20)
@@ -116,7 +114,7 @@ def test_a_restart_beside_a_former_run_that_is_paused_skips_nothing(quick: World
 
 
 @pytest.mark.parametrize("how", ["given up", "left"])
-def test_a_zombies_look_at_its_lock_does_not_bring_it_back(quick: World, how: str) -> None:
+def test_a_check_by_a_late_task_does_not_take_the_lock_again(quick: World, how: str) -> None:
     """A task in another process checks its lock under its driver's name. The queue is free, so a broker would grant the lock."""
     driver, task, other = quick.broker.groups, quick.connect().groups, quick.connect().groups
     me = driver.join("me")
@@ -134,7 +132,7 @@ def test_a_zombies_look_at_its_lock_does_not_bring_it_back(quick: World, how: st
     assert theirs.client_id == them.client_id
 
 
-def test_a_tasks_look_keeps_the_lock_of_a_driver_that_lives(quick: World) -> None:
+def test_the_check_of_a_task_renews_the_lock_of_its_driver(quick: World) -> None:
     task, rival = quick.connect().groups, quick.connect().groups
     me, them = quick.broker.groups.join("me"), rival.join("them")
     quick.broker.groups.heartbeat(quick.group, me, quick.shared())
@@ -155,7 +153,7 @@ def test_a_tasks_look_keeps_the_lock_of_a_driver_that_lives(quick: World) -> Non
 
 
 @pytest.mark.holds("stop during a call")
-def test_a_lingering_lock_lives_on_for_strangers_and_not_for_its_own_query(usual: World, quick: World) -> None:
+def test_a_lingering_lock_excludes_other_queries_but_not_its_own(usual: World, quick: World) -> None:
     """As with RocketMQ's unlockDelay, the lock is not released but ends after its lifetime (60 s or 3 s)."""
     for world in (usual, quick):
         groups, rival = world.broker.groups, world.connect().groups
@@ -205,7 +203,7 @@ def run(usual: World) -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.mark.holds("killed owner")
-def test_a_restart_after_a_kill_has_its_queues_at_once_and_two_runs_exclude_each_other(
+def test_a_restart_after_a_kill_gets_its_queues_and_two_runs_exclude_each_other(
     usual: World, run: subprocess.Popen[str]
 ) -> None:
     """The locks live 60 s, so another query could not get them immediately."""
@@ -228,7 +226,7 @@ def test_a_restart_after_a_kill_has_its_queues_at_once_and_two_runs_exclude_each
     assert all(token.tenure == token.epoch for token in tokens), "the query must resume at the group's offset"
 
 
-def test_a_run_whose_predecessor_is_stuck_waits_for_the_locks_to_end(quick: World) -> None:
+def test_a_run_waits_until_the_locks_of_a_stuck_former_run_end(quick: World) -> None:
     old, new = quick.broker.groups, quick.connect().groups
     first, second = old.join("query"), new.join("query")
     old.heartbeat(quick.group, first, quick.shared())
@@ -288,7 +286,7 @@ def test_a_killed_broker_forgets_locks_and_offsets_and_a_renewal_brings_them_bac
     assert usual.ids(usual.connect()) == [me.client_id]
 
 
-def test_a_renewal_never_takes_back_what_is_committed_beside_it(usual: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_renewal_does_not_overwrite_a_concurrent_commit(usual: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The renewal finds the broker's offset too low, and is delayed before it writes. It must not undo a commit made in between."""
     groups, [queue] = usual.broker.groups, usual.queues[:1]
     [token] = usual.lock(usual.broker, groups.join("me"), [queue])
@@ -343,7 +341,7 @@ def test_a_member_that_joins_while_a_broker_restarts_gets_a_queue_with_its_offse
 
 
 @pytest.mark.holds("newer format")
-def test_a_newer_version_takes_a_queue_for_good(usual: World) -> None:
+def test_a_queue_of_a_newer_version_is_refused_and_its_offsets_can_be_copied(usual: World) -> None:
     groups, restarted = usual.broker.groups, usual.connect().groups
     [token] = usual.lock(usual.broker, groups.join("me"), [usual.queue])
     usual.send(usual.queue, 3)
@@ -357,7 +355,7 @@ def test_a_newer_version_takes_a_queue_for_good(usual: World) -> None:
     assert groups.offsets(other, [usual.queue]) == groups.offsets(usual.group, [usual.queue]) == {usual.queue: 2}
 
 
-def test_a_lock_of_nobody_who_is_known_is_in_use_and_cannot_be_taken_away(usual: World) -> None:
+def test_a_lock_whose_owner_is_not_a_member_cannot_be_released(usual: World) -> None:
     groups, admin = usual.broker.groups, usual.connect().admin
     me = groups.join("me")
     [token] = usual.lock(usual.broker, me, usual.queues[:1])
@@ -366,33 +364,3 @@ def test_a_lock_of_nobody_who_is_known_is_in_use_and_cannot_be_taken_away(usual:
     groups.leave(me)
     assert admin.release(usual.group, usual.queues) == []
     admin.seek(usual.group, {token.queue: 0})
-
-
-def test_what_others_do_is_known_after_a_second_and_to_a_commit_at_once(usual: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A query checks its locks between any two batches. With a round trip each time, an idle query would do little else."""
-    groups, admin = usual.broker.groups, usual.connect().admin
-    me = groups.join("me")
-    groups.heartbeat(usual.group, me, usual.shared())
-    tokens = usual.lock(usual.broker, me)
-    assert groups.fence_age == FENCE_AGE == 1.0
-    # Long enough for 50 checks on a busy machine.
-    groups.fence_age = 60.0
-    asked: list[int] = []
-    fenced = type(groups)._fenced
-
-    def spy(*arguments: Any, **more: Any) -> list[LockToken]:
-        asked.append(len(arguments[1]))
-        return fenced(*arguments, **more)
-
-    monkeypatch.setattr(type(groups), "_fenced", spy)
-    for _ in range(50):
-        assert groups.stale(tokens) == []
-    assert [count for count in asked if count] == [len(tokens)]
-    admin.seek(usual.group, {tokens[0].queue: 0}, force=True)
-    assert condition(lambda: groups.commit({tokens[0]: 0})) == "LOCK.LOST"
-    assert groups.stale(tokens) == tokens[:1], "a refused commit must be known immediately"
-    admin.seek(usual.group, {tokens[1].queue: 0}, force=True)
-    assert not groups.check(tokens[1])
-    admin.seek(usual.group, {tokens[2].queue: 0}, force=True)
-    groups.fence_age = FENCE_AGE
-    first_good(lambda: groups.stale(tokens), lambda gone: tokens[2] in gone)

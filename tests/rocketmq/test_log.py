@@ -61,7 +61,7 @@ def world(cluster: Cluster) -> Iterator[World]:
 # -- every version
 
 
-def test_many_messages_come_back_whole_in_pieces_of_what_the_broker_gives(everywhere: World) -> None:
+def test_many_messages_are_read_completely_in_the_brokers_portions(everywhere: World) -> None:
     """A pull returns at most 32 messages or 256 KiB."""
     log, queue = everywhere.log, everywhere.queue
     assert log.append({queue: numbers(5000)})[queue] == OffsetRange(0, 5000)
@@ -103,7 +103,7 @@ def changed(cluster: Cluster, position: int) -> Iterator[None]:
 
 
 @pytest.mark.holds("foreign answer", "changed body")
-def test_what_changed_on_a_brokers_disk_is_no_row_of_another_queue_and_its_body_can_be_verified(everywhere: World) -> None:
+def test_a_changed_byte_on_a_brokers_disk_gives_no_row_of_another_queue_and_a_body_can_be_verified(everywhere: World) -> None:
     queue, log = everywhere.queue, everywhere.log
     verifying = log.reading(PullSettings(verify_body_crc=True))
     log.append({queue: numbers(5)})
@@ -136,7 +136,7 @@ def test_what_changed_on_a_brokers_disk_is_no_row_of_another_queue_and_its_body_
     assert bodies(log) == bodies(verifying) == right
 
 
-def test_bounds_of_what_does_not_exist(everywhere: World) -> None:
+def test_missing_queues_have_no_bounds_and_are_not_pulled(everywhere: World) -> None:
     """Brokers answer for queues that do not exist as for empty ones."""
     log, queue = everywhere.log, everywhere.queue
     asked = [queue, queue._replace(queue_id=7), queue._replace(topic="no-such-topic")]
@@ -160,7 +160,7 @@ def test_a_pull_at_the_end_does_not_wait(everywhere: World) -> None:
     assert min(took) < 0.5
 
 
-def test_what_was_appended_is_seen_by_everybody_at_once(everywhere: World) -> None:
+def test_appended_messages_are_readable_from_any_connection(everywhere: World) -> None:
     """A broker acknowledges a message before readers can see it."""
     with RocketMQBroker(Endpoint(None, everywhere.cluster.address)) as other:
         for number in range(100):
@@ -169,7 +169,7 @@ def test_what_was_appended_is_seen_by_everybody_at_once(everywhere: World) -> No
             assert other.log.pull(everywhere.queue, number, 1, 1, ("body",)).column(0).to_pylist() == [b"%d" % number]
 
 
-def test_a_time_is_found_exactly(everywhere: World) -> None:
+def test_offset_at_finds_the_first_message_at_or_after_a_time(everywhere: World) -> None:
     """For a time between two messages, 4.9 returns the nearest message; for a future time, the last message."""
     log, queue = everywhere.log, everywhere.queue
     assert log.offset_at(queue, 0) == log.offset_at(queue, 1 << 60) == 0
@@ -185,7 +185,7 @@ def test_a_time_is_found_exactly(everywhere: World) -> None:
             assert log.offset_at(queue, moment) == expected, (stamp, moment)
 
 
-def test_a_limit_of_bytes_is_met_about(everywhere: World) -> None:
+def test_advance_follows_a_limit_in_bytes_approximately(everywhere: World) -> None:
     """The limit is exact where the first few messages decide, and approximate beyond them."""
     log, queue = everywhere.log, everywhere.queue
     log.append({queue: rows([bytes(1000)] * 3000)})
@@ -196,7 +196,7 @@ def test_a_limit_of_bytes_is_met_about(everywhere: World) -> None:
     assert log.advance(queue, 6000, 6000, 5) == 6000
 
 
-def test_a_topic_that_was_made_again_is_another_where_a_message_tells(everywhere: World) -> None:
+def test_an_anchor_distinguishes_a_recreated_topic(everywhere: World) -> None:
     log, queue, topic = everywhere.log, everywhere.queue, everywhere.topic
     assert log.anchor(topic, {queue: 0, queue._replace(queue_id=1): 5}) == ""
     log.append({queue: numbers(10)})
@@ -216,7 +216,7 @@ def test_a_topic_that_was_made_again_is_another_where_a_message_tells(everywhere
         assert not other.log.is_another(topic, "")
 
 
-def test_a_deleted_topic_is_missed_everywhere(everywhere: World) -> None:
+def test_a_deleted_topic_is_missing_for_each_call(everywhere: World) -> None:
     """A topic is deleted at the brokers first, and then at the nameservers."""
     log, queue, topic = everywhere.log, everywhere.queue, everywhere.topic
     log.append({queue: numbers(3)})
@@ -233,7 +233,7 @@ def test_a_deleted_topic_is_missed_everywhere(everywhere: World) -> None:
             call()
 
 
-def test_what_is_appended_to_a_topic_that_was_deleted_just_now_does_not_make_it_anew(everywhere: World) -> None:
+def test_an_append_does_not_create_a_topic_that_was_just_deleted(everywhere: World) -> None:
     """If a send names the broker's template topic, the broker creates a missing topic with its own default number of queues."""
     topic = everywhere.topic
     with RocketMQBroker(Endpoint(None, everywhere.cluster.address)) as other:
@@ -248,7 +248,7 @@ def test_what_is_appended_to_a_topic_that_was_deleted_just_now_does_not_make_it_
         assert topic not in [info.name for info in everywhere.log.topics()]
 
 
-def test_a_port_that_is_for_sending_only_is_named(everywhere: World) -> None:
+def test_an_error_names_the_vip_port(everywhere: World) -> None:
     """The VIP port of a broker does not serve pulls."""
     host, _, port = everywhere.cluster.broker.address.rpartition(":")
     with Client(everywhere.cluster.address) as client, pytest.raises(RocketMQError, match="NOT_SUPPORTED.*VIP"):
@@ -281,7 +281,7 @@ def test_messages_are_sent_and_pulled_over_tls(cluster: Cluster, tmp_path: Path)
         assert caught.value.sub == "TLS"
 
 
-def test_a_topic_is_described_by_what_brokers_tell(everywhere: World) -> None:
+def test_a_topic_is_described_with_bounds_and_timestamps(everywhere: World) -> None:
     everywhere.log.append({everywhere.queue: numbers(3)})
     one, two = everywhere.broker.admin.describe_topic(everywhere.topic)
     stamps = everywhere.log.pull(everywhere.queue, 0, 3, 100, ("store_timestamp",)).column(0).cast(pa.int64()).to_pylist()
@@ -297,7 +297,7 @@ def test_a_topic_is_described_by_what_brokers_tell(everywhere: World) -> None:
 # -- faults
 
 
-def test_a_broker_that_is_killed_and_comes_back_while_it_is_read(world: World) -> None:
+def test_all_messages_are_read_although_their_broker_is_killed_and_restarted(world: World) -> None:
     world.log.append({world.queue: numbers(20_000)})
     # Wait, because a broker that is killed right after the append may not have written the messages to disk in order.
     time.sleep(1.0)
@@ -311,7 +311,7 @@ def test_a_broker_that_is_killed_and_comes_back_while_it_is_read(world: World) -
         back.join()
 
 
-def test_a_nameserver_that_was_restarted_does_not_make_topics_disappear(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_topics_stay_known_while_a_nameserver_restarts(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A restarted nameserver has no routes until brokers report to it, which takes up to 30 s. The brokers still know their topics."""
     for module in ("net.client", "messages.log"):
         monkeypatch.setattr(f"orderedmq.rocketmq.{module}.NAMESERVER_TIMEOUT", 0.5)
@@ -376,7 +376,7 @@ def test_new_queues_do_not_change_the_permission_of_a_topic(two_brokers: Cluster
         broker.admin.delete_topic(name)
 
 
-def test_a_topic_that_one_broker_lost_is_still_a_topic(two_brokers: Cluster) -> None:
+def test_a_topic_that_one_broker_lacks_is_used_and_deleted(two_brokers: Cluster) -> None:
     with RocketMQBroker(Endpoint(None, two_brokers.address)) as broker, Client(two_brokers.address) as client:
         name = f"t-{uuid.uuid4().hex[:8]}"
         broker.admin.create_topic(name, 4)
@@ -391,7 +391,7 @@ def test_a_topic_that_one_broker_lost_is_still_a_topic(two_brokers: Cluster) -> 
 # -- the connection
 
 
-def test_a_cluster_is_known_by_where_its_brokers_are(cluster: Cluster, two_brokers: Cluster) -> None:
+def test_a_cluster_is_identified_by_the_addresses_of_its_brokers(cluster: Cluster, two_brokers: Cluster) -> None:
     with RocketMQBroker(Endpoint(None, cluster.address)) as one, RocketMQBroker(Endpoint(None, two_brokers.address)) as two:
         assert one.identity != two.identity
         assert ":" not in two.identity
@@ -404,7 +404,7 @@ def test_a_cluster_is_known_by_where_its_brokers_are(cluster: Cluster, two_broke
             _ = other.log
 
 
-def test_a_place_is_a_store_or_a_cluster() -> None:
+def test_path_and_namesrv_addr_exclude_each_other() -> None:
     for path, namesrv_addr in ((None, None), ("x", "localhost:9876")):
         with pytest.raises(OptionError, match="CONFLICT"):
             orderedmq.connect(path, namesrv_addr=namesrv_addr)
@@ -412,7 +412,7 @@ def test_a_place_is_a_store_or_a_cluster() -> None:
         orderedmq.connect(namesrv_addr="localhost")
 
 
-def test_what_rocketmq_cannot_do_is_refused_by_name(world: World) -> None:
+def test_settings_that_rocketmq_lacks_are_refused_by_name(world: World) -> None:
     admin = world.broker.admin
     for settings, word in (
         ({"retention_seconds": 1.0}, "a retention by age"),

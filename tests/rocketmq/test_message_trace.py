@@ -11,7 +11,6 @@ import pyarrow as pa
 import pytest
 from py4j.protocol import Py4JJavaError
 
-import orderedmq
 from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus
 from ordered_source.listener import shell
 from ordered_source.listener.shell import Consumer
@@ -26,9 +25,7 @@ from orderedmq.rocketmq.codec.encode import SendBody
 from orderedmq.rocketmq.codec.message_trace import Sent, Trace, of_call, of_sent
 from orderedmq.rocketmq.group.failed_messages import key_of
 from orderedmq.rocketmq.local.servers import Cluster
-from orderedmq.rocketmq.messages import trace_dispatcher
 from orderedmq.rocketmq.messages.log import RocketMQLog
-from orderedmq.rocketmq.messages.trace_dispatcher import TraceDispatcher
 from orderedmq.rows.message_trace import Ended, ReturnType, TracedCall, TracedMessage
 from tests.contract.support import locked
 from tests.rocketmq.group_world import World
@@ -180,7 +177,7 @@ def consume(world: World, listener: Any, traces: str, settings: OrderPerQueue = 
 
 
 @pytest.mark.holds("message trace")
-def test_java_finds_who_sent_a_message_and_who_consumed_it(world: World, traces: str, peers: Peers) -> None:
+def test_java_reads_the_traces_of_sends_and_of_calls(world: World, traces: str, peers: Peers) -> None:
     """A Java producer and a Java consumer write their own traces to the same topic."""
     address, reader = world.cluster.address, Reader(peers, world.log, traces)
     in_java = peers.producer(address, "java-producers", enableTrace=True, traceTopic=traces)
@@ -291,27 +288,3 @@ def test_a_missing_topic_is_an_error_at_the_start_and_a_warning_later(world: Wor
     assert first.startswith("the traces of 2 messages were not written to topic no-traces: ")
     assert "topic 'no-traces' does not exist" in first
     assert last.startswith("the traces of 1 messages were not written to topic no-traces: ")
-
-
-@pytest.mark.holds("message trace")
-def test_what_waits_is_bounded_and_what_is_too_much_is_dropped(
-    world: World, traces: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(trace_dispatcher, "MAX_WAITING", 10)
-    monkeypatch.setattr(TraceDispatcher, "_run", lambda self: None)
-    monkeypatch.setattr(trace_dispatcher, "_CLOSE_TIMEOUT", 0.0)
-    with RocketMQBroker(Endpoint(None, world.cluster.address)) as broker, caplog.at_level(logging.WARNING, "orderedmq"):
-        for _ in range(4):
-            broker.traced(traces).log.append({world.queue: rows("a", "b", "c", "d")})
-        dispatcher = broker._traced[traces].dispatcher
-        assert (dispatcher.dropped, dispatcher._messages) == (8, 8)
-    assert dispatcher.dropped == 16
-    assert len(ids(world)) == 16
-    assert "came faster than they could be sent" in caplog.text
-
-
-def test_the_embedded_broker_has_no_message_trace(tmp_path: Any) -> None:
-    with orderedmq.connect(tmp_path) as broker:
-        assert broker.trace is None
-        with pytest.raises(OptionError, match=r"UNSUPPORTED.*enableMsgTrace belongs to a RocketMQ cluster"):
-            broker.traced()

@@ -193,7 +193,7 @@ def test_a_message_is_parked_through_a_proxy_in_a_lot_of_type_fifo(direct: Broke
     assert messages(direct, lot) == [(b"a", "k"), (b"b", "l")]
 
 
-def test_the_command_makes_and_describes_a_topic_of_type_fifo_which_keeps_it_when_it_grows(cluster: Cluster) -> None:
+def test_the_command_creates_a_fifo_topic_which_keeps_its_type_when_it_grows(cluster: Cluster) -> None:
     run, at = CliRunner(), ["--no-json", "--namesrv", cluster.address]
     made = run.invoke(app, [*at, "topic", "create", "ordered", "--queues", "2", "--message-type", "FIFO"])
     assert made.exit_code == 0, made.output
@@ -211,7 +211,7 @@ def test_the_command_makes_and_describes_a_topic_of_type_fifo_which_keeps_it_whe
 
 
 @pytest.mark.nightly
-def test_each_release_makes_topics_of_a_type_or_refuses_to(every_version: Cluster) -> None:
+def test_each_release_creates_topics_of_a_type_or_refuses_them(every_version: Cluster) -> None:
     with orderedmq.connect(namesrv_addr=every_version.address) as broker:
         if every_version.version.startswith("4"):
             with pytest.raises(OptionError, match=r"topic 'typed' .* type FIFO: broker .* older than RocketMQ 5\.0"):

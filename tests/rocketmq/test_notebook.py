@@ -21,7 +21,7 @@ def nothing_is_left(cluster: Cluster) -> None:
 
 
 @pytest.mark.nightly
-def test_its_cells_say_what_its_kept_outputs_say(
+def test_cells_print_the_stored_outputs(
     spark: SparkSession, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The cells run in this process and Spark session, because a separate notebook run starts a kernel and a JVM."""
@@ -32,9 +32,7 @@ def test_its_cells_say_what_its_kept_outputs_say(
 
 @pytest.mark.nightly
 @pytest.mark.timeout(400)
-def test_the_notebook_runs_and_says_what_its_kept_outputs_say(
-    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_notebook_prints_the_stored_outputs(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORDEREDMQ_NAMESRV", cluster.address)
     assert_says_what_is_kept(ON_A_CLUSTER, run([ON_A_CLUSTER], tmp_path, monkeypatch)[ON_A_CLUSTER])
     nothing_is_left(cluster)

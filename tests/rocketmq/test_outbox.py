@@ -34,7 +34,7 @@ def everywhere(every_version: Cluster) -> Iterator[World]:
 
 
 @pytest.mark.holds("sink once")
-def test_a_batch_is_there_once_however_often_it_is_written(everywhere: World) -> None:
+def test_a_batch_is_stored_once_after_repeated_attempts(everywhere: World) -> None:
     world = everywhere
     names = numbered(200)
     first = world.write(names)
@@ -145,7 +145,9 @@ def test_a_row_that_cannot_be_sent_is_named_and_leaves_the_queue_free(usual: Wor
     assert usual.bodies() == ["a1", "a2", "a3"]
 
 
-def test_a_warning_tells_of_messages_that_nobody_can_take_back(usual: World, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_warning_counts_messages_of_earlier_attempts_that_match_no_row(
+    usual: World, caplog: pytest.LogCaptureFixture
+) -> None:
     usual.write(["a1", "a2"])
     receipt = usual.write(["a1", "a3"])
     with caplog.at_level(logging.WARNING, "orderedmq"):
@@ -186,7 +188,7 @@ def test_a_sink_keeps_its_bookmarks_in_the_group_that_the_user_named(usual: Worl
     assert Bookmarks(usual.client, "one", usual.topic, group).get(usual.queue) == 121
 
 
-def test_two_queries_that_write_to_one_topic_need_two_groups(usual: World) -> None:
+def test_two_queries_with_one_sink_group_are_refused(usual: World) -> None:
     group = f"g-{usual.topic}"
     in_group(usual, "one", 0, numbered(10), group)
     in_group(usual, "one", 1, numbered(10, 10), group, publish=False)

@@ -137,7 +137,9 @@ def test_without_identity_a_lost_answer_repeats_rows_and_loses_none(
 
 
 @pytest.mark.usefixtures("small_requests")
-def test_a_broker_that_is_killed_and_comes_back(usual: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_row_is_stored_once_although_the_broker_is_killed_and_restarted(
+    usual: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     restarts: list[threading.Thread] = []
 
     def kill() -> None:
@@ -159,7 +161,7 @@ def test_a_broker_that_is_killed_and_comes_back(usual: World, monkeypatch: pytes
 
 @pytest.mark.usefixtures("small_requests")
 @pytest.mark.parametrize("identity", [True, False])
-def test_a_broker_that_stops_for_longer_than_a_send_may_take(
+def test_each_row_is_stored_once_although_the_broker_pauses_for_longer_than_a_send(
     quick: World, monkeypatch: pytest.MonkeyPatch, identity: bool
 ) -> None:
     """When the broker resumes, it executes requests that it received before the pause, so the client must wait before it searches."""
@@ -230,7 +232,7 @@ staging.receipt()
 """
 
 
-def test_a_process_that_is_killed_while_it_writes(quick: World) -> None:
+def test_the_rows_of_a_killed_process_are_completed_by_the_next_attempt(quick: World) -> None:
     arguments = [quick.cluster.address, quick.sink, quick.topic, quick.queue.broker_name, "0"]
     command = [sys.executable, "-c", CHILD, *arguments]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT) as child:

@@ -130,7 +130,7 @@ def delete(broker: RocketMQBroker, topic: str) -> None:
     delete_topic(broker._client, broker.log, topic, every_master(broker._client).values())
 
 
-def test_a_lot_that_others_deleted_is_made_again_and_what_was_known_of_it_is_forgotten(usual: Lots) -> None:
+def test_a_deleted_lot_is_created_again_without_its_former_messages(usual: Lots) -> None:
     other = usual.connect()
     usual.broker.groups.heartbeat(usual.group, usual.client, SHARED)
     assert usual.park(0, 1) == [True] * 2
@@ -144,7 +144,7 @@ def test_a_lot_that_others_deleted_is_made_again_and_what_was_known_of_it_is_for
     assert usual.parked() == ["5", "6", "7", "1"]
 
 
-def test_another_process_knows_what_is_parked(usual: Lots) -> None:
+def test_another_process_recognises_parked_messages(usual: Lots) -> None:
     usual.broker.groups.heartbeat(usual.group, usual.client, SHARED)
     assert usual.park(0, 5, 3) == [True] * 3
     assert usual.park(3, 0, 4, 5, broker=usual.connect()) == [True] * 4
@@ -160,7 +160,7 @@ def test_another_process_knows_what_is_parked(usual: Lots) -> None:
 
 
 @pytest.mark.holds("parked as sent")
-def test_a_copy_has_the_messages_own_key_and_all_that_its_producer_said(usual: Lots) -> None:
+def test_a_parked_copy_has_the_key_and_all_columns_of_its_message(usual: Lots) -> None:
     columns = {"tags": ["t", None], "keys": [None, "k"], "sharding_key": ["s", None], "properties": [[("own", "x")], None]}
     begin = usual.log.append({usual.queue: rows([b"\0\xff", b""], **columns)})[usual.queue].begin
     assert usual.park(begin, begin + 1, 0) == [True] * 3
@@ -194,7 +194,7 @@ def test_more_messages_than_one_request_carries_are_parked_in_the_order_of_the_p
 # -- the topic --------------------------------------------------------------------------------------------------------------------
 
 
-def test_a_lot_that_was_never_made_has_neither_bounds_nor_offsets_and_costs_few_requests(usual: Lots) -> None:
+def test_a_missing_lot_has_neither_bounds_nor_offsets(usual: Lots) -> None:
     with Network.before(usual.cluster) as network, RocketMQBroker(Endpoint(None, network.address)) as broker:
         assert broker.log.bounds([usual.lot, usual.queue]).keys() == {usual.queue}
         assert broker.groups.offsets(usual.group, [usual.lot]) == {}
@@ -203,7 +203,7 @@ def test_a_lot_that_was_never_made_has_neither_bounds_nor_offsets_and_costs_few_
     assert usual.lot.topic not in {topic.name for topic in usual.log.topics()}
 
 
-def test_lots_are_made_at_every_broker_of_the_topic_and_later_at_one_that_is_away(two_brokers: Cluster) -> None:
+def test_lots_are_created_at_each_broker_of_the_topic_once_it_is_reachable(two_brokers: Cluster) -> None:
     with Network.before(two_brokers) as network, Lots(two_brokers, 6, network.address) as world:
         second = network.brokers[1]
         second.default = Path(refuse=True)

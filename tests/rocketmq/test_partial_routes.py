@@ -24,15 +24,12 @@ from ordered_source.columns import full_schema
 from ordered_source.stream_reader import StreamReader
 from orderedmq.broker import Broker
 from orderedmq.cli import app
-from orderedmq.endpoint import Endpoint
 from orderedmq.errors import DataLossError, RocketMQUnavailableError, TopicError
 from orderedmq.model import MessageQueue
 from orderedmq.options.parse import parse
 from orderedmq.options.sink import SinkOptions
 from orderedmq.ownership.lock import LockToken
-from orderedmq.rocketmq.broker import RocketMQBroker
 from orderedmq.rocketmq.group import groups as groups_module
-from orderedmq.rocketmq.group.offsets import GroupOffsets
 from orderedmq.rocketmq.local.probe import ask
 from orderedmq.rocketmq.local.servers import BrokerServer, Cluster
 from orderedmq.rocketmq.messages import log as log_module
@@ -183,33 +180,7 @@ def test_a_query_that_is_restarted_forgets_no_queue_of_a_broker_that_the_nameser
         assert not later["entered"], "no range may be read again"
 
 
-def test_what_a_broker_has_that_the_nameserver_does_not_know_yet_is_not_said_to_be_deleted(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with world.half_known(), RocketMQBroker(Endpoint(None, world.cluster.address)) as anew:
-        assert anew.log.queues(world.topic) == [queue for queue in world.queues if queue.broker_name == "broker-b"]
-        assert len(anew.log.bounds(anew.log.queues(world.topic))) == 2
-        with monkeypatch.context() as patch:
-            patch.setattr(log_module, "REQUEST_TIMEOUT", 1.0)
-            patch.setattr(anew.log._puller, "_patience", 1.0)
-            for call in (
-                lambda: anew.log.bounds(world.queues),
-                lambda: anew.log.pull(world.queues[0], 0, 10, 1000, ("body",)),
-                lambda: GroupOffsets(anew._checked).read(f"{world.topic}-g", world.queues, 1.0),
-            ):
-                assert "broker-a" in blame(call)
-        asserted = {"namesrvAddr": world.cluster.address, "topic": world.topic, "topicQueueNums": "4"}
-        with pytest.raises(TopicError, match="QUEUE_COUNT.*has 2 queues"):
-            target_queues(anew, world.topic, parse(SinkOptions, asserted, streaming=False))
-        # A client that already knew the whole topic still uses all queues, so that no key moves to another queue.
-        assert world.broker.log.targets(world.topic) == world.queues
-        with pytest.raises(TopicError, match="NO_SUCH_QUEUE"):
-            anew.log.pull(MessageQueue(world.topic, "broker-b", 7), 0, 10, 1000, ("body",))
-
-
-def test_queues_that_were_taken_out_of_a_topic_are_missed_also_after_a_restart(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_removed_queues_are_a_loss_of_data_also_after_a_restart(world: World, caplog: pytest.LogCaptureFixture) -> None:
     with world.reader() as reader:
         offset = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
         with Client(world.cluster.address) as client:
@@ -372,15 +343,3 @@ def test_tools_do_not_show_a_topic_that_may_not_be_read_as_empty(world: World, m
     assert result.exit_code == 0, result.output
     rows = [json.loads(line) for line in result.output.splitlines()]
     assert [(row["messages"], row["readable"]) for row in rows] == [(10, False)] * 4
-
-
-def test_a_topic_that_grows_while_a_query_reads_it_loses_no_new_queue(world: World, query: Query) -> None:
-    run, bodies = world.reads(query, failOnDataLoss="false")
-    read_all(run)
-    for total in range(5, 11):
-        world.broker.admin.add_queues(world.topic, total)
-        for queue in world.broker.log.queues(world.topic):
-            world.broker.log.append({queue: pa.record_batch({"body": [b"of %d" % total]})})
-        read_all(run)
-    until(lambda: read_all(run) and len(bodies) == 40 + sum(range(5, 11)), "every row was read")
-    assert len(set(bodies)) == len(bodies)

@@ -69,7 +69,7 @@ def write(world: World, outbox: Any, number: int) -> None:
 
 
 @pytest.mark.holds("bounded brokers")
-def test_what_a_sink_leaves_does_not_grow_with_its_batches(usual: World, network: Network) -> None:
+def test_groups_offsets_and_locks_do_not_grow_with_the_batches_of_a_sink(usual: World, network: Network) -> None:
     outbox = usual.outbox(network.address)
     # The commit history of batches has one offset per slot, which the first batch in the slot creates.
     for number in (*range(FEW), *range(WIDTH, EVERY_SLOT, WIDTH)):
@@ -107,7 +107,7 @@ def test_each_query_leaves_a_group_that_is_deleted_by_the_command_or_with_its_to
 
 
 @pytest.mark.holds("bounded brokers")
-def test_what_a_group_leaves_does_not_grow_with_its_runs_and_commits(cluster: Cluster) -> None:
+def test_groups_and_offsets_do_not_grow_with_runs_and_commits(cluster: Cluster) -> None:
     with World(cluster) as sink, group_world.World(cluster) as world:
         found = []
         for first in range(3):

@@ -257,6 +257,6 @@ FAULTS: list[Any] = [
 
 @pytest.mark.holds("no overtaking")
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
-def test_a_query_goes_on_without_loss_or_repeat_when_it_is_over(flow: Flow, fault: Callable[[Flow], None]) -> None:
+def test_a_query_continues_without_loss_or_repeat_after_a_fault(flow: Flow, fault: Callable[[Flow], None]) -> None:
     flow.suffer(fault)
     flow.settle()

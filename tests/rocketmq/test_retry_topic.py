@@ -126,7 +126,7 @@ def test_java_and_spark_share_the_retries_of_a_group(spark: SparkSession, rig: R
 
 
 @pytest.mark.holds("quarantine", "concurrent listener")
-def test_a_message_comes_back_and_after_its_retries_it_is_a_dead_letter(spark: SparkSession, rig: Rig) -> None:
+def test_a_message_is_retried_and_becomes_a_dead_letter_after_its_retries(spark: SparkSession, rig: Rig) -> None:
     rig.topic()
     until(lambda: len(rig.broker.log.queues(rig.source)) == 1, "the topic is known")
     rig.fill(0, 3, **{REPLAYS: f"{rig.group}=2"})
@@ -149,7 +149,7 @@ def test_a_message_comes_back_and_after_its_retries_it_is_a_dead_letter(spark: S
     query.query.stop()
 
 
-def test_a_query_that_begins_at_the_end_reads_what_waits_in_the_retry_topic(
+def test_a_query_that_begins_at_the_end_reads_earlier_messages_of_the_retry_topic(
     spark: SparkSession, rig: Rig, token: LockToken
 ) -> None:
     retry = make_retry_topic(rig)
@@ -184,7 +184,7 @@ def make_retry_topic(rig: Rig) -> MessageQueue:
     return until(lambda: _queues(rig, topic), "the retry topic is known")[0]
 
 
-def test_what_is_sent_back_before_an_error_is_counted(rig: Rig, token: LockToken) -> None:
+def test_messages_sent_back_before_an_error_are_counted(rig: Rig, token: LockToken) -> None:
     retry = make_retry_topic(rig)
     assert rig.broker.groups.send_back(token, [(0, 1), (2, 1), (9, 1)], 16) == 2
     with pytest.raises(DataLossError, match="message 9 was to be sent back") as caught:
@@ -202,7 +202,7 @@ def test_nothing_is_sent_back_without_the_lock(rig: Rig, token: LockToken) -> No
     assert caught.value.sub == LockCondition.LOST
 
 
-def test_nothing_is_sent_to_a_broker_without_a_retry_queue_which_would_drop_it_in_silence(rig: Rig, token: LockToken) -> None:
+def test_no_message_is_sent_back_to_a_broker_without_a_retry_queue(rig: Rig, token: LockToken) -> None:
     with pytest.raises(TopicError, match=RETRY_PREFIX + rig.group):
         rig.broker.groups.send_back(token, [(0, 1)], 16)
     make_retry_topic(rig)

@@ -139,7 +139,7 @@ def test_a_killed_query_that_goes_on_with_more_cores_writes_each_row_once(
     assert sorted(runs.values())[-1] > 2, "the second run must have had more partitions"
 
 
-def test_a_key_in_two_tasks_is_warned_of_in_words_that_are_true_of_rows_that_are_out(
+def test_a_warning_says_that_rows_of_a_key_in_two_tasks_were_sent(
     cluster: Cluster, broker: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:
     broker.admin.create_topic("conflicts", 1)

@@ -158,7 +158,7 @@ def test_a_stream_by_sql_tells_its_filter_to_rocketmqs_own_tools(rig: Rig) -> No
     until(said, "the broker knows the filter", 60.0)
 
 
-def test_sql_that_is_none_is_refused_when_the_query_is_planned(rig: Rig) -> None:
+def test_invalid_sql_is_refused_when_the_query_is_planned(rig: Rig) -> None:
     """A pull with such a filter would return every message."""
     rig.topic()
     rig.fill(0, 3)
@@ -208,7 +208,7 @@ def test_an_exclusive_query_is_refused_by_name_while_its_group_has_a_java_member
 # -- a group that others have moved -----------------------------------------------------------------------------------------------
 
 
-def test_an_exclusive_query_goes_on_where_another_member_has_stopped(rig: Rig) -> None:
+def test_an_exclusive_query_continues_at_the_offset_of_another_member(rig: Rig) -> None:
     rig.topic()
     rig.fill(0, 20)
     rig.run()
@@ -276,7 +276,7 @@ def remake(rig: Rig, first: int, count: int) -> None:
 
 @pytest.mark.holds("named loss")
 @pytest.mark.parametrize("count", [5, 100])
-def test_a_topic_that_was_made_anew_is_noticed_at_the_restart(rig: Rig, count: int) -> None:
+def test_a_recreated_topic_is_noticed_at_the_restart(rig: Rig, count: int) -> None:
     """The query notices even if the new topic already has more messages than the query had read of the former topic."""
     rig.topic()
     rig.fill(0, 20)
@@ -307,7 +307,7 @@ def test_a_groups_offset_of_the_former_topic_is_not_followed(rig: Rig) -> None:
     assert rig.out() == [*range(20), *range(1000, 1100)]
 
 
-def test_a_topic_that_is_made_anew_while_it_is_read_is_noticed(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recreated_topic_is_noticed_while_it_is_read(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error depends on what the query sees first: no topic, a topic without the messages that it read, or other messages."""
     monkeypatch.setattr(log, "COMPARISON_AGE", 1.0)
     rig.topic()
@@ -367,7 +367,7 @@ def test_a_topic_that_is_deleted_before_its_offset_is_committed_is_a_loss_of_dat
 # -- messages that are deleted ----------------------------------------------------------------------------------------------------
 
 
-def test_a_message_that_cannot_be_decompressed_is_named_and_can_be_passed(rig: Rig) -> None:
+def test_an_error_names_a_message_that_cannot_be_decompressed_and_it_can_be_skipped(rig: Rig) -> None:
     """A broker stores any bytes as a compressed body, here some kB that expand to 32 MiB. Sinks may also meet such a message."""
     rig.topic()
     rig.fill(0, 3)

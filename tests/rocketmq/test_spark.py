@@ -117,7 +117,7 @@ def in_order(bodies: dict[int, list[str]], count: int) -> None:
 
 
 @pytest.mark.holds("queue order", "same key, same queue")
-def test_events_of_a_java_producer_come_out_once_in_the_same_queues_and_order(everywhere: Rig, peers: Peers) -> None:
+def test_events_of_a_java_producer_are_copied_once_with_their_queues_and_order(everywhere: Rig, peers: Peers) -> None:
     """The query is stopped while it waits for events, and started again on its checkpoint."""
     rig, send = everywhere, sender(peers, everywhere.address)
     source, target = rig.topic("in"), rig.topic("out")

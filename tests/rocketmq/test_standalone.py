@@ -94,7 +94,7 @@ def read(broker: Broker, topic: str) -> list[dict[str, Any]]:
 
 @pytest.mark.holds("workers without a shared disk")
 @pytest.mark.timeout(1500)
-def test_workers_in_folders_of_their_own_share_the_queues_and_replace_one_another(
+def test_workers_in_separate_folders_share_the_queues_and_replace_each_other(
     standalone: Standalone, quick_locks: Cluster, tmp_path: Path
 ) -> None:
     """Uses the cluster where a dead attempt's locks end after 3 s, because otherwise its successor waits for up to 60 s."""

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable
-from typer.testing import CliRunner
 
 import orderedmq
 from ordered_source import (
@@ -26,7 +25,6 @@ from ordered_source.columns import full_schema
 from ordered_source.plan import planned_schema
 from ordered_source.stream_reader import StreamReader
 from orderedmq.broker import Broker, SinkBatch
-from orderedmq.cli import app
 from orderedmq.conditions import RocketMQCondition
 from orderedmq.endpoint import TlsOptions
 from orderedmq.errors import RocketMQError, RocketMQUnavailableError, TopicError
@@ -46,11 +44,9 @@ from orderedmq.rows.message_trace import TracedCall, TracedMessage
 from tests.contract.support import locked, rows
 from tests.micro_batches import MicroBatchLoop
 from tests.quick_spark import QUICK_SERVER
-from tests.rocketmq.outbox_world import SHORT_SENDS, World, numbered, spoil
+from tests.rocketmq.outbox_world import SHORT_SENDS, World, numbered
 from tests.rocketmq.outbox_world import rows as sink_rows
 from tests.rocketmq.peers import Peers
-from tests.rocketmq.proxy import Connection, Path, Way
-from tests.rocketmq.proxy import Proxy as CutProxy
 from tests.rocketmq.rocketmq_proxy import ProxyServer, bodies
 from tests.rocketmq.test_spark import Rig, in_order, rigged, sender
 from tests.rocketmq.test_static_and_acting import make_static_topic
@@ -73,7 +69,7 @@ def rig(
 
 
 @pytest.mark.holds("through a Proxy")
-def test_a_query_reads_and_writes_through_a_proxy_and_goes_on_there_after_a_restart(
+def test_a_query_reads_and_writes_through_a_proxy_also_after_a_restart(
     rig: Rig, newest: Cluster, proxy: ProxyServer, peers: Peers
 ) -> None:
     source, target = rig.topic("in"), rig.topic("out")
@@ -256,43 +252,6 @@ def test_a_java_consumer_and_this_package_divide_the_queues_through_a_proxy(
     query.stop()
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("message_type", [None, "FIFO"])
-@pytest.mark.parametrize(
-    "path",
-    [
-        lambda at: Path(down=Way(cut_after=at.down)),
-        lambda at: Path(down=Way(hold_after=at.down)),
-        lambda at: Path(up=Way(cut_after=at.up + 500, reset=True)),
-    ],
-    ids=["answer lost", "answer held", "request without its body"],
-)
-def test_a_send_that_is_cut_on_its_way_to_a_proxy_leaves_each_row_once(
-    newest: Cluster,
-    proxy: ProxyServer,
-    path: Callable[[Connection], Path],
-    message_type: str | None,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("orderedmq.rocketmq.codec.encode.TARGET_BYTES", 2000)
-    names = numbered(60)
-    with World(newest, SHORT_SENDS, message_type) as world, CutProxy(proxy.address) as network:
-        network.rewrite = {proxy.address.encode(): network.address.encode()}
-
-        def cut() -> None:
-            for connection in [one for one in network.connections if not one.closed.is_set()][-1:]:
-                connection.alter(path(connection))
-
-        with monkeypatch.context() as patch:
-            spoil(patch, dict.fromkeys((1, 3), cut))
-            outbox = world.outbox(network.address)
-            receipt = world.write(names, outbox=outbox)
-        assert world.bodies() == names
-        world.write(names, outbox=world.outbox(network.address))
-        assert world.bodies() == names
-        assert not outbox.publish(world.batch(), [receipt]).replayed
-
-
 @pytest.mark.holds("sink once")
 def test_an_attempt_behind_a_proxy_whose_broker_restarted_sends_no_row_that_the_next_run_has_sent(
     newest: Cluster, proxy: ProxyServer
@@ -329,7 +288,7 @@ REFUSED: dict[str, Callable[[Broker, str], object]] = {
 
 @pytest.mark.holds("through a Proxy")
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_a_proxy_does_not_pass_on_is_refused_by_name_and_changes_nothing(
+def test_calls_that_a_proxy_does_not_forward_are_refused_by_name(
     what: str, direct: Broker, through: Broker, refused: str
 ) -> None:
     before = direct.log.topics(), direct.log.queues(refused)
@@ -363,7 +322,7 @@ def refused(newest: Cluster) -> str:
     return "refused"
 
 
-def test_a_static_topic_is_refused_by_name_though_a_proxy_does_not_tell(
+def test_a_static_topic_behind_a_proxy_is_refused_by_name(
     newest: Cluster, peers: Peers, direct: Broker, through: Broker
 ) -> None:
     make_static_topic(peers, newest, "proxied-static", 4)
@@ -388,18 +347,7 @@ def _queues(broker: Broker, topic: str) -> list[MessageQueue]:
         return []
 
 
-def test_the_command_produces_and_peeks_through_a_proxy(direct: Broker, proxy: ProxyServer) -> None:
-    direct.admin.create_topic("typed-in", 1)
-    run = CliRunner()
-    sent = run.invoke(app, ["--namesrv", proxy.address, "produce", "typed-in"], input="a\nb\n")
-    assert sent.exit_code == 0, sent.output
-    peeked = run.invoke(app, ["--namesrv", proxy.address, "--json", "peek", "typed-in"])
-    assert len(peeked.output.splitlines()) == 2, peeked.output
-
-
-def test_calls_are_traced_through_a_proxy_and_sends_are_not_since_it_wants_no_traces_of_them(
-    direct: Broker, through: Broker
-) -> None:
+def test_a_proxy_gets_traces_of_calls_but_not_of_sends(direct: Broker, through: Broker) -> None:
     """The Proxy's setting traceOn is false by default, and Java's producers also obey it."""
     for topic in ("traced", "its-traces"):
         direct.admin.create_topic(topic, 1)

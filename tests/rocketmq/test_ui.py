@@ -29,7 +29,7 @@ def world(two_brokers: Cluster) -> Iterator[World]:
 
 
 @pytest.mark.holds("web page live")
-def test_owners_hand_overs_messages_letters_and_parked_keys_are_shown_and_mended(world: World) -> None:
+def test_the_page_shows_owners_and_hand_overs_and_repairs_letters_and_parked_keys(world: World) -> None:
     group, topic, broker = world.group, world.topic, world.broker
     for queue in world.queues:
         world.log.append(

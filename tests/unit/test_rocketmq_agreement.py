@@ -236,7 +236,7 @@ class Expiring(FakeBrokers):
 @pytest.mark.holds("sink once")
 @pytest.mark.holds("same key, same queue")
 @given(st.integers(0, 2**62))
-def test_rows_are_in_one_queue_each_whatever_happens_to_the_topology(seed: int) -> None:
+def test_each_row_is_in_one_queue_after_any_changes_of_the_topology(seed: int) -> None:
     scenario(random.Random(seed))
 
 
@@ -340,7 +340,7 @@ def begun(cluster: Cluster, batch: int = 0) -> None:
         broker.committed = batch - 1
 
 
-def test_the_usual_attempt_asks_the_brokers_once() -> None:
+def test_an_attempt_without_faults_reads_the_records_once() -> None:
     cluster = Cluster(a=2, b=2)
     begun(cluster)
     brokers = FakeBrokers(cluster)

@@ -332,7 +332,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("user", USERS)
 @given(seed=st.integers(0, 2**62))
-def test_each_message_is_there_once_and_in_order(user: Callable[[World], tuple[list[str], list[str]]], seed: int) -> None:
+def test_each_message_is_stored_once_and_in_order(user: Callable[[World], tuple[list[str], list[str]]], seed: int) -> None:
     scenario(user, seed)
 
 
@@ -359,7 +359,7 @@ def test_nothing_is_sent_once_the_lock_is_lost(requests: int) -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_a_broker_whose_answers_are_all_lost_is_borne_with_as_long_as_messages_arrive() -> None:
+def test_an_append_continues_without_answers_while_messages_arrive() -> None:
     world = World(random.Random(0), 0)
     store = world.send
 

@@ -398,7 +398,7 @@ def test_an_old_batch_is_compared_as_long_as_a_hundred_are_and_refused_after_tha
     assert world.named(0, 0) == ["a1", "b1"]
 
 
-def test_a_commit_that_died_half_way_is_ended() -> None:
+def test_an_interrupted_commit_is_completed() -> None:
     """Only one of two queues has its bookmark."""
     other = QUEUE._replace(queue_id=1)
     batch = SinkBatch(SINK, 3)

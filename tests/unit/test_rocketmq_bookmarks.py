@@ -119,7 +119,7 @@ class Attempt:
 @pytest.mark.holds("sink once")
 @pytest.mark.parametrize("named", ["billing-out", None])
 @pytest.mark.parametrize("filled_first", [True, False])
-def test_a_broker_that_has_forgotten_a_sink_hides_none_of_its_messages(named: str | None, filled_first: bool) -> None:
+def test_messages_of_a_sink_are_found_after_a_broker_forgot_its_bookmarks(named: str | None, filled_first: bool) -> None:
     """The broker is killed in the sink's first seconds. Without ``named``, the sink's group is deleted as well."""
     cluster = Cluster()
     cluster.messages[QUEUES[1]] = [Stored(b"old", {})]
@@ -176,7 +176,7 @@ def test_a_sink_asks_once_for_the_ends_of_a_broker_s_queues(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("offset", [0, 3])
-def test_a_sink_takes_no_group_whose_consumers_read_the_topic(offset: int) -> None:
+def test_a_group_whose_consumers_read_the_topic_is_refused(offset: int) -> None:
     cluster = Cluster()
     cluster.messages[QUEUES[0]], cluster.messages[QUEUES[1]] = ([Stored(b"old", {})] * 5 for _ in range(2))
     cluster.groups = {"billing"}
@@ -190,7 +190,7 @@ def test_a_sink_takes_no_group_whose_consumers_read_the_topic(offset: int) -> No
     assert (cluster.numbers, len(cluster.messages[QUEUES[0]]), cluster.settings) == ({1: offset}, 5, 0)
 
 
-def test_a_sink_takes_another_sink_s_group_and_keeps_the_settings_of_a_group_that_exists() -> None:
+def test_a_sink_uses_the_group_of_another_sink_without_changing_its_settings() -> None:
     cluster = Cluster()
     cluster.groups = {"out"}
     cluster.numbers[registers.fence(QUEUES[0]).queue_id] = 7

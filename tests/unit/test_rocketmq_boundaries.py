@@ -56,7 +56,7 @@ def stamps(writer: Writer, first: int, count: int) -> list[str]:
     return [f"{text}{first + place:012}{place:04}" for place in range(count)]
 
 
-def test_those_are_the_stamps_that_are_sent() -> None:
+def test_stamps_of_these_tests_are_those_of_the_encoder() -> None:
     [body] = encode(rows_of(["a1", "a2"]), pa.array(["U", "V"]), "", stamp=OWN.stamp(7))
     assert all(stamp.encode() in bytes(body.body) for stamp in stamps(OWN, 7, 2))
 

@@ -174,7 +174,7 @@ def test_a_search_continues_after_deleted_messages_though_the_queues_minimum_is_
     assert [batch.column("queue_offset").to_pylist() for batch in case.port.read(2, 10)] == [[6, 7, 8, 9]]
 
 
-def test_a_lock_is_believed_in_and_prolonged_when_it_is_time_to() -> None:
+def test_a_lock_is_trusted_and_renewed_in_time() -> None:
     case = Case()
     assert not case.port.keep()
     case.port.acquire()
@@ -190,7 +190,7 @@ def test_a_lock_is_believed_in_and_prolonged_when_it_is_time_to() -> None:
     assert case.locks == 2
 
 
-def test_a_prolongation_that_is_refused_or_late_is_none() -> None:
+def test_a_refused_or_late_renewal_is_a_lost_lock() -> None:
     for spoil in ({"grants": False}, {"takes": 12.0}):
         case = Case()
         case.port.acquire()
@@ -208,7 +208,7 @@ def test_a_lock_ends_with_its_connection() -> None:
     assert case.port.keep()
 
 
-def test_anothers_lock_is_waited_for_and_named_at_the_end() -> None:
+def test_an_attempt_waits_for_the_lock_of_another_and_then_fails_by_name() -> None:
     case = Case()
     case.client.used.grants = False
     with pytest.raises(LockError) as caught:
@@ -219,7 +219,7 @@ def test_anothers_lock_is_waited_for_and_named_at_the_end() -> None:
     assert TIMING.lock_wait / (2 * TIMING.lock_yield) < case.waits < TIMING.lock_wait / (TIMING.lock_yield / 2)
 
 
-def test_an_attempt_that_was_abandoned_waits_no_more() -> None:
+def test_an_abandoned_attempt_stops_waiting() -> None:
     case = Case()
     case.client.used.grants = False
     case.stop.is_set = True
@@ -243,7 +243,7 @@ def test_after_an_unknown_outcome_the_connection_is_dropped_and_the_next_lock_wa
     assert time.monotonic() - began < TIMING.settle
 
 
-def test_nobody_is_let_in_before_what_was_given_up_is_settled() -> None:
+def test_a_lock_is_released_only_after_abandoned_requests_have_settled() -> None:
     case = Case()
     case.port.acquire()
     case.port._sending_on = case.client.used  # type: ignore[assignment]
@@ -256,7 +256,7 @@ def test_nobody_is_let_in_before_what_was_given_up_is_settled() -> None:
 
 
 @pytest.mark.parametrize(("sub", "doubts"), [("BUSY", False), ("UNAVAILABLE", True), ("NO_BROKER", True)])
-def test_a_broker_that_is_busy_full_or_away_is_borne_with_for_a_while(sub: str, doubts: bool) -> None:
+def test_a_busy_full_or_unreachable_broker_is_waited_for_with_a_bound(sub: str, doubts: bool) -> None:
     case = Case(None)
     error = unavailable(sub)
     began, failures = time.monotonic(), 0
@@ -354,7 +354,7 @@ def test_queues_of_a_broker_are_given_back_in_one_request(unsettled: bool) -> No
     assert not any(port.keep() for port in ports)
 
 
-def test_what_was_read_before_another_run_s_task_had_ended_is_read_again() -> None:
+def test_the_queue_is_read_again_after_a_task_of_another_run_has_ended() -> None:
     """Otherwise the rows that the other task sent in between would be sent twice."""
     broker = FakeBroker()
     old = attempt_of(broker, OLD, 0)
@@ -372,7 +372,7 @@ def test_what_was_read_before_another_run_s_task_had_ended_is_read_again() -> No
 
 
 @pytest.mark.parametrize("sibling", [False, True])
-def test_what_was_read_before_another_run_came_between_is_read_again(sibling: bool) -> None:
+def test_the_queue_is_read_again_after_another_run_has_intervened(sibling: bool) -> None:
     """``sibling``: after the other run, a task with a lower partition has made this run the queue's writer again."""
     broker = FakeBroker()
     broker.numbers[WRITER] = known = WriterEntry(4, 6, 10).value
@@ -535,7 +535,7 @@ def test_an_attempt_through_a_proxy_asks_once_a_second_whether_its_lock_is_remem
     assert not case.port.keep()
 
 
-def test_another_batch_waits_for_nobody() -> None:
+def test_a_task_of_another_batch_does_not_wait() -> None:
     broker = FakeBroker()
     attempt_of(broker, OLD, 0).port.acquire()
     began = time.monotonic()
@@ -543,7 +543,7 @@ def test_another_batch_waits_for_nobody() -> None:
     assert time.monotonic() == began
 
 
-def test_the_first_batch_through_a_proxy_waits_for_nobody() -> None:
+def test_the_first_batch_through_a_proxy_does_not_wait() -> None:
     """A queue without an entry has the number 0 as its entry, which is also the number of the first batch."""
     began = time.monotonic()
     first = proxied(FakeBroker(), NEW, 0, batch=0)

@@ -62,7 +62,7 @@ def ask(client: Client, seconds: float = 10.0, **more: Any) -> int:
 # --- a connection that the network dropped silently
 
 
-def test_what_may_be_asked_twice_is_asked_again_over_another_connection(
+def test_a_repeatable_request_is_repeated_over_another_connection(
     cluster: Cluster, to: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client_module, "ATTEMPT_TIMEOUT", 0.3)
@@ -79,7 +79,7 @@ def test_what_may_be_asked_twice_is_asked_again_over_another_connection(
     assert peer.accepted == 2
 
 
-def test_what_may_not_be_done_twice_waits_for_its_answer_until_the_deadline(
+def test_a_request_that_is_not_repeatable_waits_until_its_deadline(
     cluster: Cluster, to: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client_module, "ATTEMPT_TIMEOUT", 0.1)
@@ -107,18 +107,18 @@ def test_what_may_not_be_done_twice_waits_for_its_answer_until_the_deadline(
         (" http://a:1; HTTP://b:2;a:1", ("a:1", "b:2")),
     ],
 )
-def test_nameservers(text: str, addresses: tuple[str, ...]) -> None:
+def test_nameserver_addresses_are_parsed(text: str, addresses: tuple[str, ...]) -> None:
     assert parse_nameservers(text) == addresses
 
 
 @pytest.mark.parametrize("text", ["", " ; ", "a", "a:1;b", "a:x", "http://a", "a:1;https://b:2"])
-def test_nameservers_that_are_none(text: str) -> None:
+def test_invalid_nameserver_addresses_are_refused(text: str) -> None:
     with pytest.raises(RocketMQError) as caught:
         Client(text)
     assert caught.value.sub == "ADDRESS"
 
 
-def test_what_nameservers_know(cluster: Cluster, to: Callable[..., Client]) -> None:
+def test_routes_brokers_and_topics_come_from_the_nameserver(cluster: Cluster, to: Callable[..., Client]) -> None:
     client = to(cluster.nameserver())
     peer = cluster.broker("a")
     assert client.route("T", soon()).publish_list() == (QUEUE,)
@@ -155,7 +155,7 @@ def test_a_nameserver_that_knows_no_broker_says_nothing_about_topics(to: Callabl
 
 
 @pytest.mark.parametrize("turn", [0, 1])
-def test_what_a_restarted_nameserver_does_not_know_yet_another_does(
+def test_a_route_comes_from_another_nameserver_while_one_restarts(
     cluster: Cluster, to: Callable[..., Client], turn: int
 ) -> None:
     """One broker has reported to the restarted nameserver, but the broker of the topic has not."""
@@ -225,7 +225,7 @@ def test_no_nameserver_answers_until_the_deadline(to: Callable[..., Client]) -> 
     client.close()
 
 
-def test_a_nameserver_that_comes_back(cluster: Cluster) -> None:
+def test_a_nameserver_is_waited_for_until_it_returns(cluster: Cluster) -> None:
     port = refused_port()
     cluster.broker("a", value=3)
     client = Client(f"127.0.0.1:{port}")
@@ -355,7 +355,7 @@ def test_a_broker_that_is_restarted_is_found_again(cluster: Cluster, to: Callabl
     timer.join()
 
 
-def test_masters_and_slaves(cluster: Cluster, to: Callable[..., Client]) -> None:
+def test_requests_go_to_the_named_replica_or_to_any(cluster: Cluster, to: Callable[..., Client]) -> None:
     client = to(cluster.nameserver())
     cluster.broker("a", value=1)
     cluster.broker("a", value=2, broker_id=1)
@@ -392,13 +392,13 @@ def answers(*codes: int) -> Script:
 
 
 @pytest.mark.parametrize("codes", [(2,), (2, 2, 215), (14, 2), (1500,), (-1,), (-1, 2, -1, 14)])
-def test_what_goes_away_by_itself_is_asked_again(cluster: Cluster, to: Callable[..., Client], codes: tuple[int, ...]) -> None:
+def test_a_passing_error_is_retried(cluster: Cluster, to: Callable[..., Client], codes: tuple[int, ...]) -> None:
     client = to(cluster.nameserver())
     cluster.scripted("a", answers(*codes))
     assert ask(client) == 9
 
 
-def test_a_busy_broker_is_busy_to_the_end(cluster: Cluster, to: Callable[..., Client]) -> None:
+def test_a_busy_broker_is_an_error_at_the_deadline(cluster: Cluster, to: Callable[..., Client]) -> None:
     client = to(cluster.nameserver())
     cluster.scripted("a", answers(*[2] * 1000))
     begin = time.monotonic()
@@ -409,7 +409,7 @@ def test_a_busy_broker_is_busy_to_the_end(cluster: Cluster, to: Callable[..., Cl
 
 
 @pytest.mark.parametrize("code", [1, 16, 17, 26, 29])
-def test_what_does_not_go_away_is_asked_once(cluster: Cluster, to: Callable[..., Client], code: int) -> None:
+def test_a_permanent_error_is_not_retried(cluster: Cluster, to: Callable[..., Client], code: int) -> None:
     client = to(cluster.nameserver())
     cluster.scripted("a", answers(code))
     with pytest.raises(OrderedMQError) as caught:
@@ -434,7 +434,7 @@ def test_a_send_that_was_refused_for_now_is_sent_again(cluster: Cluster, to: Cal
     assert client.call(send(QUEUE, b"x", "", group="g", born=0), soon(), topic="T", broker_name="a").queue_offset == 9
 
 
-def test_an_outcome_that_is_unknown_stays_so_whatever_came_after(cluster: Cluster, to: Callable[..., Client]) -> None:
+def test_an_unknown_outcome_stays_unknown_after_later_attempts(cluster: Cluster, to: Callable[..., Client]) -> None:
     client = to(cluster.nameserver())
 
     def script(link: Link) -> None:
@@ -451,7 +451,7 @@ def test_an_outcome_that_is_unknown_stays_so_whatever_came_after(cluster: Cluste
 # --- connections
 
 
-def test_one_connection_for_all_threads(cluster: Cluster, to: Callable[..., Client]) -> None:
+def test_threads_share_the_connection_of_a_client(cluster: Cluster, to: Callable[..., Client]) -> None:
     client = to(cluster.nameserver())
     peer = cluster.broker("a", value=4)
     client.route("T", soon())

@@ -96,7 +96,7 @@ def number(n: int) -> MessageQueue:
 # --- answers
 
 
-def test_a_request_and_its_answer(serve: Callable[..., Peer], to: Callable[..., Connection]) -> None:
+def test_a_request_gets_its_answer(serve: Callable[..., Peer], to: Callable[..., Connection]) -> None:
     connection = to(serve(echo))
     assert connection.call(max_offset(number(42)), soon()) == 42
     assert connection.in_flight == 0
@@ -193,7 +193,7 @@ def test_a_handler_answers_a_push(serve: Callable[..., Peer], to: Callable[..., 
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_handler_that_fails_ends_the_connection_and_is_heard_of(
+def test_a_failing_handler_ends_the_connection_with_its_error(
     serve: Callable[..., Peer], to: Callable[..., Connection]
 ) -> None:
     def script(link: Link) -> None:
@@ -208,9 +208,7 @@ def test_a_handler_that_fails_ends_the_connection_and_is_heard_of(
     assert "the reader failed" in lost(connection.send(max_offset(QUEUE), soon(60))).message
 
 
-def test_trap_6_an_answer_that_comes_after_its_deadline_is_nobodys(
-    serve: Callable[..., Peer], to: Callable[..., Connection]
-) -> None:
+def test_trap_6_an_answer_after_its_deadline_is_ignored(serve: Callable[..., Peer], to: Callable[..., Connection]) -> None:
     second = threading.Event()
 
     def script(link: Link) -> None:
@@ -229,7 +227,7 @@ def test_trap_6_an_answer_that_comes_after_its_deadline_is_nobodys(
     assert connection.call(max_offset(number(2)), soon()) == 2
 
 
-def test_an_error_is_the_requests_and_not_the_connections(serve: Callable[..., Peer], to: Callable[..., Connection]) -> None:
+def test_a_refused_request_does_not_end_the_connection(serve: Callable[..., Peer], to: Callable[..., Connection]) -> None:
     def script(link: Link) -> None:
         link.reply(link.read(), 17, remark="topic[T] not exist")
         link.reply(link.read(), 0, offset="many")
@@ -262,7 +260,7 @@ def test_requests_are_signed(serve: Callable[..., Peer], to: Callable[..., Conne
 # --- ends of connections
 
 
-def test_cut_inside_of_a_frame(serve: Callable[..., Peer], to: Callable[..., Connection]) -> None:
+def test_a_connection_that_is_cut_inside_a_frame_is_lost(serve: Callable[..., Peer], to: Callable[..., Connection]) -> None:
     def script(link: Link) -> None:
         request = link.read()
         link.offset(request, 1)
@@ -289,14 +287,6 @@ def test_closed_before_any_answer_has_a_hint(serve: Callable[..., Peer], to: Cal
     assert "because it requires TLS" in lost(to(serve(script)).send(max_offset(QUEUE), soon())).message
 
 
-def test_reset_by_the_server(serve: Callable[..., Peer], to: Callable[..., Connection]) -> None:
-    def script(link: Link) -> None:
-        link.read()
-        link.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-
-    lost(to(serve(script)).send(max_offset(QUEUE), soon()))
-
-
 def test_after_a_protocol_error_a_connection_is_not_used_again(
     serve: Callable[..., Peer], to: Callable[..., Connection]
 ) -> None:
@@ -317,7 +307,7 @@ def test_after_a_protocol_error_a_connection_is_not_used_again(
 @pytest.mark.parametrize(
     ("data", "says"), [(b"HTTP/1.1 400 Bad Request\r\n\r\n", "HTTP"), (b"\x15\x03\x03\x00\x02\x02\x46", "TLS")]
 )
-def test_a_stranger_is_named_and_not_worth_another_try(
+def test_an_error_names_a_server_of_another_protocol_and_is_not_retriable(
     serve: Callable[..., Peer], to: Callable[..., Connection], data: bytes, says: str
 ) -> None:
     def script(link: Link) -> None:
@@ -364,7 +354,7 @@ def test_a_deadline_alone_does_not_end_a_connection_that_speaks(
     assert held.result() == 5
 
 
-def test_a_deadline_that_nobody_waits_for_is_kept_too(serve: Callable[..., Peer], to: Callable[..., Connection]) -> None:
+def test_a_deadline_holds_without_a_waiting_thread(serve: Callable[..., Peer], to: Callable[..., Connection]) -> None:
     connection = to(serve(lambda link: link.wait_for_end()))
     ended: list[Pending[int]] = []
     connection.send(max_offset(QUEUE), soon(0.1), ended.append)
@@ -405,7 +395,7 @@ def test_others_wait_for_a_large_request_until_their_own_deadline(
     stop.set()
 
 
-def test_close_wakes_all_who_wait(serve: Callable[..., Peer], to: Callable[..., Connection]) -> None:
+def test_close_ends_all_waiting_requests(serve: Callable[..., Peer], to: Callable[..., Connection]) -> None:
     asked = threading.Event()
 
     def script(link: Link) -> None:
@@ -445,7 +435,7 @@ def test_close_out_of_a_callback(serve: Callable[..., Peer], to: Callable[..., C
     assert connection.closed
 
 
-def test_nobody_listens() -> None:
+def test_a_refused_connection_is_unreachable() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     with pytest.raises(RocketMQUnavailableError) as caught:
@@ -462,7 +452,7 @@ def test_nobody_listens() -> None:
         (" 10.0.0.1:10911 ", ("10.0.0.1", 10911)),
     ],
 )
-def test_addresses(text: str, address: tuple[str, int]) -> None:
+def test_addresses_are_parsed(text: str, address: tuple[str, int]) -> None:
     assert parse_address(text) == address
 
 
@@ -473,7 +463,7 @@ NO_NAMES = ["mq..example.com:1", ".mq:1", "a" * 64 + ".com:1", "ä" * 70 + ":1",
 
 
 @pytest.mark.parametrize("text", NO_ADDRESSES + NO_NAMES)
-def test_addresses_that_are_none(text: str) -> None:
+def test_invalid_addresses_are_refused(text: str) -> None:
     with pytest.raises(RocketMQError) as caught:
         Connection.open(text, soon())
     assert caught.value.sub == "ADDRESS"
@@ -507,7 +497,7 @@ def server_context(certificates: Path, *, client_ca: Path | None = None) -> ssl.
 
 
 @pytest.mark.parametrize("how", ["ca", "unverified"])
-def test_tls(serve: Callable[..., Peer], certificates: Path, how: str) -> None:
+def test_requests_pass_over_tls(serve: Callable[..., Peer], certificates: Path, how: str) -> None:
     body = os.urandom(3 * 1024 * 1024)
 
     def script(link: Link) -> None:
@@ -651,7 +641,7 @@ def test_an_alert_about_something_else_is_a_lost_connection(serve: Callable[...,
     connection.close()
 
 
-def test_a_server_that_is_not_trusted(serve: Callable[..., Peer], certificates: Path) -> None:
+def test_an_untrusted_certificate_is_refused(serve: Callable[..., Peer], certificates: Path) -> None:
     address = serve(echo, tls=server_context(certificates)).address
     with pytest.raises(RocketMQError) as caught:
         Connection.open(address, soon(), tls=ssl_context(TlsOptions(ca_file=str(certificates / "client.pem"))))

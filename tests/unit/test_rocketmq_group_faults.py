@@ -173,11 +173,10 @@ def test_a_lock_that_was_granted_by_a_clock_that_was_ahead_can_be_taken(
                 admin.seek("g", {QUEUE: 10}, force=True)
             else:
                 assert admin.release("g", [QUEUE], force=True) == [QUEUE]
-        query.groups.fence_age = 0.0
-        assert query.groups.stale([token]) == [token]
         with pytest.raises(LockError) as caught:
             query.groups.commit({token: 60})
         assert caught.value.sub == LockCondition.LOST
+        assert query.groups.stale([token]) == [token], "a refused commit must be known immediately"
         assert query.groups.offsets("g", [QUEUE]) == {QUEUE: 10 if how == "seek" else 50}
         assert query.groups.renew([token]) == [token]
 
@@ -338,6 +337,29 @@ def test_a_lock_that_was_not_renewed_in_time_is_lost_only_if_another_had_the_que
             assert query.groups.offsets("g", [QUEUE]) == {QUEUE: 70}
             query.held(token).confirmed -= 61
             assert query.lock(QUEUE) == [token]
+
+
+def test_an_owner_that_came_between_the_fence_and_the_lock_of_a_late_renewal_is_noticed(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = Broker()
+    cluster.scripted("a", broker.script)
+    with contextlib.closing(Query(names := cluster.nameserver(), "q")) as query:
+        [token] = query.lock(QUEUE)
+        query.held(token).confirmed -= 61
+        broker.locks.clear()
+
+        def overtaken(
+            client: Client, group: str, names_by_queue: Mapping[MessageQueue, str], seconds: float
+        ) -> set[MessageQueue]:
+            monkeypatch.undo()
+            with contextlib.closing(Query(names, "other")) as other:
+                other.groups.trust = 0.0
+                other.groups.unlock(other.lock(QUEUE))
+            return lock_queues(client, group, names_by_queue, seconds)
+
+        monkeypatch.setattr("orderedmq.rocketmq.group.groups.lock_queues", overtaken)
+        assert query.groups.renew([token]) == [token]
 
 
 @pytest.mark.holds("late renewal")

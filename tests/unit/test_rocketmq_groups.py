@@ -111,7 +111,7 @@ def test_a_fence_shows_whether_another_query_owns_the_queue(fence: int, given_ba
 
 
 @pytest.mark.parametrize("name", ["", "a b", "x" * 121, "x" * 200])
-def test_a_name_that_rocketmq_makes_no_group_of(name: str) -> None:
+def test_invalid_group_names_are_refused(name: str) -> None:
     with pytest.raises(GroupError, match="BAD_NAME"):
         lock_rules.check_name(name)
     lock_rules.check_name("x" * 120)
@@ -202,7 +202,7 @@ def test_a_fence_is_asked_for_again_after_a_second() -> None:
         ),
     ],
 )
-def test_a_refused_query_is_told_who_has_its_queues_as_far_as_it_is_known(refusal: Refusal, words: tuple[str, ...]) -> None:
+def test_the_error_of_a_refused_query_names_the_owners_of_its_queues(refusal: Refusal, words: tuple[str, ...]) -> None:
     error = held_by_other_error("billing", [refusal], 4, "this")
     assert error.condition == "ORDEREDMQ_LOCK.HELD_BY_OTHER"
     for word in ("1 of 4 queues of group 'billing'", str(QUEUE), "a separate consumerGroup", *words):
@@ -251,7 +251,7 @@ def test_tokens_by_group_and_broker() -> None:
 
 
 @given(st.text(), st.text(), st.none() | st.text(), st.none() | st.text(), st.integers(0, 2**53))
-def test_a_member_of_ours_comes_back_as_it_is(
+def test_the_report_of_a_member_is_decoded_as_it_was(
     owner: str, topics: str, strategy: str | None, room: str | None, joined: int
 ) -> None:
     client = lock_rules.new_client(owner)
@@ -279,7 +279,7 @@ def test_a_member_of_ours_comes_back_as_it_is(
         (b"MyOwn", "MyOwn"),
     ],
 )
-def test_a_java_consumer_says_what_it_reads_how_and_what_it_holds(java: bytes, ours: str) -> None:
+def test_the_report_of_a_java_consumer_has_topics_strategy_and_locks(java: bytes, ours: str) -> None:
     info = running_info.decode("10.0.0.1@12#34", JAVA % java)
     assert info.member.subscription == Subscription("shared", "orders", ours)
     assert info.member.joined == 1795284828828000
@@ -296,7 +296,7 @@ def test_a_java_consumer_says_what_it_reads_how_and_what_it_holds(java: bytes, o
         ([("orders", " a > 5 ", "SQL92"), ("%RETRY%g", "*", "TAG")], "a > 5", "SQL92"),
     ],
 )
-def test_a_strangers_filter_is_compared_by_what_it_means(read: list[tuple[str, str, str]], filter_: str, kind: str) -> None:
+def test_filters_of_other_clients_are_compared_by_meaning(read: list[tuple[str, str, str]], filter_: str, kind: str) -> None:
     found = running_info.subscription_of([TopicSubscription(*one) for one in read], "AVG")
     assert (found.filter, found.filter_type) == (filter_, kind)
 
@@ -313,7 +313,7 @@ def test_a_heartbeat_says_the_filter_but_not_of_retries() -> None:
 @pytest.mark.parametrize(
     "body", [b"", b"[]", b'{"properties":[]}', b'{"properties":{"orderedmq":"{}"}}', b'{"properties":{"orderedmq":"1"}}']
 )
-def test_what_cannot_be_read_is_said(body: bytes) -> None:
+def test_a_malformed_report_is_a_protocol_error(body: bytes) -> None:
     with pytest.raises(ProtocolError):
         running_info.decode(lock_rules.new_client("a").client_id, body)
 
@@ -331,7 +331,7 @@ def test_a_member_of_a_newer_version_disagrees_whatever_else_it_reports(more: di
     ]
 
 
-def test_who_does_not_answer_is_taken_to_agree() -> None:
+def test_a_silent_member_counts_as_agreeing() -> None:
     mine = Subscription("shared", "orders", "AVG")
     client_id = lock_rules.new_client("a").client_id
     assert running_info.silent_member(client_id, mine).subscription == mine
@@ -479,7 +479,7 @@ def test_a_broker_that_stays_away_is_not_taken_for_a_lost_lock(monkeypatch: pyte
         Answers(*[answer] * 5).groups(monkeypatch)._is_member(token("c"), 0.0)
 
 
-def test_a_client_that_is_no_member_in_time_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_does_not_join_in_time_is_not_a_member(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not Answers("another").groups(monkeypatch)._is_member(token("c"), 0.0)
 
 

@@ -140,7 +140,7 @@ def test_trap_1_requests_of_the_server_are_no_answers(lane_to: Callable[..., Lan
     assert [(one.code, one.is_response, one.remark) for one in refused] == [(3, True, "request code 307 is not supported")]
 
 
-def test_a_refusal_is_the_requests_and_not_the_lanes(lane_to: Callable[..., Lane]) -> None:
+def test_a_refused_pull_does_not_end_the_lane(lane_to: Callable[..., Lane]) -> None:
     def script(link: Link) -> None:
         first, second, third, fourth = (link.read() for _ in range(4))
         link.reply(first, 17, remark="no topic")
@@ -160,7 +160,7 @@ def test_a_refusal_is_the_requests_and_not_the_lanes(lane_to: Callable[..., Lane
 
 
 @pytest.mark.parametrize("cut", [0, 1, 7, 60, -1])
-def test_what_came_before_a_cut_counts_and_the_rest_fails_with_one_error(lane_to: Callable[..., Lane], cut: int) -> None:
+def test_answers_before_a_cut_count_and_the_other_pulls_fail_with_one_error(lane_to: Callable[..., Lane], cut: int) -> None:
     def script(link: Link) -> None:
         first, second, _ = (link.read() for _ in range(3))
         link.write(found(first) + found(second)[:cut])
@@ -216,14 +216,14 @@ def test_a_half_open_connection_is_found_before_a_deadline_that_is_far_away(lane
     assert "sent nothing" in error(answers[-1]).message
 
 
-def test_a_lane_that_nobody_asks_anything_is_not_cut_for_silence(lane_to: Callable[..., Lane]) -> None:
+def test_an_idle_lane_is_not_closed_for_silence(lane_to: Callable[..., Lane]) -> None:
     lane = lane_to(lambda link: link.wait_for_end())
     lane._stalled = 0.0
     assert lane.receive(0.02) == []
     assert not lane.closed
 
 
-def test_answers_that_lay_there_while_nobody_read_are_not_late(lane_to: Callable[..., Lane]) -> None:
+def test_answers_that_arrived_before_the_deadline_are_not_late(lane_to: Callable[..., Lane]) -> None:
     """Decoding may take long. So answers that arrived during the decoding are read before the deadline is checked."""
     written = threading.Event()
 
@@ -335,7 +335,7 @@ def test_close_ends_a_pull_that_waits(cluster: Cluster, client: Client) -> None:
 
 
 @pytest.mark.filterwarnings("always::ResourceWarning")
-def test_what_a_task_read_ahead_and_nobody_pulled_ends_with_the_client(
+def test_pulls_that_were_read_ahead_end_with_the_client(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
 ) -> None:
     for name in ("fetch.PIECE", "puller.AHEAD"):

@@ -53,7 +53,7 @@ def test_trap_2_keys_without_quotes_and_keys_that_are_objects() -> None:
      "-", "01", "1 2", "{} x", "[Infinity]", "{1.5:2}", "{true:1}", '"\n"', '"\\x"', '"', "{[1]:2}", "{0:NaN}", "1" * 5000, b"\xff",
      "{1:" + "1" * 5000 + "}", "{{1:2:3}"],
 )  # fmt: skip
-def test_what_is_neither_is_refused(text: str | bytes) -> None:
+def test_invalid_json_is_refused(text: str | bytes) -> None:
     with pytest.raises(ProtocolError) as caught:
         loads(text)
     assert caught.value.condition == "ORDEREDMQ_ROCKETMQ.PROTOCOL"

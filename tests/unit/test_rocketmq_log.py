@@ -63,7 +63,7 @@ def test_messages_before_a_queues_beginning_are_gone_at_once() -> None:
     assert broker.pulls == 1
 
 
-def test_a_hole_that_stays_is_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_permanent_hole_is_a_loss_of_data(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "HOLE_PATIENCE", 1.0)
     broker = Broker(left_out=1 << 30, least=0)
     with pytest.raises(DataLossError, match="AGED_OUT"):
@@ -104,7 +104,7 @@ def expired(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> 
             yield broker
 
 
-def test_messages_that_expired_are_lost_and_not_late(expired: Any) -> None:
+def test_expired_messages_are_a_loss_of_data(expired: Any) -> None:
     with pytest.raises(DataLossError, match=r"AGED_OUT.* messages 0 to 9 \(10\)"):
         expired.log.pull(EXPIRED, 0, 5, 1000, ("body",))
     assert expired.log.offset_at(EXPIRED, 0) == 10

@@ -192,7 +192,7 @@ def compare_walks(draw: random.Random) -> None:
 
 @examples(6)
 @given(st.integers(0, 2**62))
-def test_a_look_finds_what_it_would_without_going_past_anything(seed: int) -> None:
+def test_a_look_with_skips_finds_the_messages_of_a_look_without_skips(seed: int) -> None:
     compare_walks(random.Random(seed))
 
 
@@ -208,7 +208,7 @@ def test_that_a_look_goes_past_what_it_should_not_is_noticed(bug: str, monkeypat
         walks()
 
 
-def test_what_is_said_is_compared_and_nothing_else() -> None:
+def test_a_digest_covers_the_content_and_no_system_property() -> None:
     same: list[dict[str, Any]] = [
         {"body": b"a", "tags": "t", "keys": None, "sharding_key": "k", "properties": [("x", "1"), ("y", "2")]},
         {"body": b"a", "tags": "t", "keys": "", "sharding_key": "k", "properties": [("y", "2"), ("UNIQ_KEY", "u"), ("x", "1")]},
@@ -231,7 +231,7 @@ def test_what_is_said_is_compared_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("few", [0, 99])
-def test_a_stamp_that_makes_no_sense_is_none(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_stamps_are_ignored(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(message_stamp, "_FEW", few)
     digest = sink_digest(SINK)
     stamps = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from typing import Any
 
@@ -174,16 +175,20 @@ def test_a_send_to_the_trace_topic_or_to_a_broker_that_wants_no_traces_is_not(mo
     assert (len(traces._waiting), traces.dropped) == (0, 0)
 
 
-def test_waiting_traces_have_a_bound_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.holds("message trace")
+@pytest.mark.parametrize("bound", ["MAX_BYTES", "MAX_WAITING"])
+def test_waiting_traces_have_a_bound(bound: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     traces = dispatcher(monkeypatch)
     _, (request,) = sent({"body": ["a", "b"]})
-    monkeypatch.setattr(trace_dispatcher, "MAX_BYTES", 2 * len(request.body.body))
-    for _ in range(3):
-        answered(traces, "orders")
+    monkeypatch.setattr(trace_dispatcher, bound, 2 * len(request.body.body) if bound == "MAX_BYTES" else 4)
+    with caplog.at_level(logging.WARNING, "orderedmq"):
+        for _ in range(3):
+            answered(traces, "orders")
     assert (traces._messages, traces.dropped) == (4, 2)
+    assert "came faster than they could be sent" in caplog.text
 
 
-def test_a_thread_that_cannot_be_had_fails_no_send(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_send_succeeds_without_a_thread_for_traces(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_thread(self: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 

@@ -234,7 +234,7 @@ def test_many_pulls_are_on_their_way_once_the_brokers_limit_is_known(broker: Fak
     assert broker.asked == [(4010, 32, 0), (4042, 32, 0)]
 
 
-def test_what_a_broker_gives_at_once_is_learned_anew(broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_limit_of_messages_per_answer_is_learned_again(broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("orderedmq.rocketmq.messages.fetch._STEP_AGE", 0.0)
     puller = puller_of(broker)
     for limit in (8, 32, 1024, 2):
@@ -289,7 +289,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small_pieces")
-def test_what_a_task_will_pull_next_is_on_its_way_when_it_asks(broker: FakeBroker) -> None:
+def test_the_next_messages_of_a_task_are_read_ahead(broker: FakeBroker) -> None:
     puller = puller_of(broker)
     offsets: list[int] = []
     while len(offsets) < 2000:
@@ -321,7 +321,7 @@ def test_a_piece_has_enough_messages_or_bytes_and_a_pull_that_reads_ahead_is_one
 
 @pytest.mark.usefixtures("small_pieces")
 @pytest.mark.parametrize("how", ["elsewhere", "late", "smaller", "error"])
-def test_what_was_read_ahead_is_given_up_if_nobody_asks_for_it(
+def test_messages_read_ahead_are_discarded_if_the_next_pull_differs(
     broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     puller = puller_of(broker)
@@ -609,7 +609,7 @@ def test_time_without_progress_is_an_error(broker: FakeBroker) -> None:
     assert 0.3 <= time.monotonic() - begin < 3
 
 
-def test_a_broker_is_not_blamed_for_time_in_which_this_process_was_stopped(
+def test_time_in_which_the_process_was_stopped_does_not_count_as_waiting(
     broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ask = FakeLane.ask
@@ -622,7 +622,7 @@ def test_a_broker_is_not_blamed_for_time_in_which_this_process_was_stopped(
     assert puller_of(broker, 0.1).pull(QUEUE, 10, 10, 1 << 20, COLUMNS).num_rows == 10
 
 
-def test_a_refusal_is_the_callers(broker: FakeBroker) -> None:
+def test_a_refused_pull_is_an_error_of_the_caller(broker: FakeBroker) -> None:
     broker.instead[42] = [TopicError(TopicCondition.MISSING, "gone")]
     puller = puller_of(broker)
     with pytest.raises(TopicError):

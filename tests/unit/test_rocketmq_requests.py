@@ -142,7 +142,9 @@ def test_any_answer_is_read_or_a_protocol_error(request: Request[Any], ext: dict
         (777, None, RocketMQError, "ORDEREDMQ_ROCKETMQ.SERVER_ERROR", False),
     ],
 )
-def test_what_codes_mean(code: int, remark: str | None, kind: type[OrderedMQError], condition: str, retriable: bool) -> None:
+def test_each_response_code_has_its_condition(
+    code: int, remark: str | None, kind: type[OrderedMQError], condition: str, retriable: bool
+) -> None:
     with pytest.raises(kind) as caught:
         answer(message_requests.max_offset(QUEUE), code, remark)
     assert caught.value.condition == condition
@@ -304,7 +306,7 @@ def test_trap_16_tags_hash_as_in_java() -> None:
     assert TopicSubscription("T", "a > 1", "SQL92").tags() == []
 
 
-def test_members() -> None:
+def test_lists_of_members_are_parsed() -> None:
     members = group_requests.consumer_list("g")
     assert answer(members, body=b'{"consumerIdList":["b","a"]}') == ("a", "b")
     assert answer(members, 1, "no consumer for this group, g") == ()
@@ -324,7 +326,7 @@ def test_members() -> None:
     assert answer(connections, 206).members == ()
 
 
-def test_locks() -> None:
+def test_lock_requests_and_answers_are_encoded() -> None:
     lock = group_requests.lock("g", "me", [QUEUE])
     assert json.loads(bytes(lock.body)) == {
         "consumerGroup": "g", "clientId": "me", "onlyThisBroker": False, "mqSet": [{"topic": "T", "brokerName": "a", "queueId": 3}],
@@ -335,7 +337,7 @@ def test_locks() -> None:
         answer(lock, body=b'{"lockOKMQSet":[1]}')
 
 
-def test_groups() -> None:
+def test_lists_of_groups_are_parsed() -> None:
     assert answer(admin_requests.groups(), body=b'{"dataVersion":{},"subscriptionGroupTable":{"b":{},"a":{}}}') == ("a", "b")
 
 
@@ -346,7 +348,7 @@ def test_the_signature_of_the_projects_own_test() -> None:
     assert signature(b"RocketMQ", "12345678") == "IUc8rrO/0gDch8CjObLQsW2rsiA="
 
 
-def test_what_is_signed() -> None:
+def test_the_signature_covers_fields_and_body() -> None:
     account = Credentials("ak-value", "12345678", "token")
     fields = signed({"topic": "Té", "b": "2", "Signature": "old"}, memoryview(b"body"), account)
     assert fields["Signature"] == signature("ak-valuetoken2Té".encode() + b"body", "12345678")
@@ -371,7 +373,7 @@ def test_waits_grow_within_bounds(failures: int, draw: float) -> None:
         assert policy.delay(failures, 0.0) <= policy.delay(failures + 1, 0.0)
 
 
-def test_waits() -> None:
+def test_a_backoff_doubles_up_to_its_maximum() -> None:
     policy = Backoff(first=0.1, most=1.0, factor=2.0, jitter=0.5)
     assert [policy.delay(failures, 0.0) for failures in range(6)] == [0.0, 0.1, 0.2, 0.4, 0.8, 1.0]
     assert policy.delay(5, 0.5) == 0.75

@@ -39,7 +39,7 @@ FIRST = (
         (RequestCode.PULL_MESSAGE, "the topic[a] pulling message is forbidden", None),
     ],
 )
-def test_what_a_refusal_names(code: RequestCode, said: str, found: MissingRight | None) -> None:
+def test_the_missing_right_is_parsed_from_a_refusal(code: RequestCode, said: str, found: MissingRight | None) -> None:
     assert rights.refusal(code, said) == found
 
 

@@ -53,7 +53,7 @@ def test_consumers_divide_readable_queues_in_order() -> None:
 @pytest.mark.parametrize(
     ("perm", "written", "read"), [(0, 0, 0), (1, 0, 0), (2, 1, 0), (4, 0, 1), (6, 1, 1), (7, 1, 1), (14, 1, 1)]
 )
-def test_permissions(perm: int, written: int, read: int) -> None:
+def test_the_permission_decides_over_reading_and_writing(perm: int, written: int, read: int) -> None:
     found = route([broker_data("a")], [queue_data("a", 1, 1, perm)])
     assert len(found.publish_list()) == written
     assert len(found.subscribe_set()) == read
@@ -72,7 +72,7 @@ def test_an_order_configuration_fixes_the_list_whatever_is_there() -> None:
 
 
 @pytest.mark.parametrize("conf", ["a", "a:", ":4", "a:x", "a:-1", "a:1;;b:1", "a:9999999"])
-def test_an_order_configuration_that_is_none(conf: str) -> None:
+def test_malformed_order_configurations_are_refused(conf: str) -> None:
     with pytest.raises(ProtocolError, match="order configuration"):
         route([broker_data("a")], [queue_data("a")], orderTopicConf=conf)
 
@@ -108,7 +108,7 @@ def test_a_replica_that_acts_as_master_is_read_but_is_no_master() -> None:
         assert route([broker_], [{**queue_data("a"), "perm": perm}]).brokers["a"].master == acting["brokerAddrs"]["0"]
 
 
-def test_which_replica_answers() -> None:
+def test_an_address_is_chosen_by_replica() -> None:
     broker = BrokerData("a", "C", {0: "master", 1: "one", 2: "two"})
     assert [broker.address(i) for i in (0, 1, 2, 7)] == ["master", "one", "two", "master"]
     orphans = BrokerData("a", "C", {2: "two", 1: "one"})
@@ -155,13 +155,13 @@ def test_trap_20_a_list_of_topics_has_names_that_are_no_users_topics() -> None:
      b'{"queueDatas":[{"brokerName":"a","readQueueNums":-1}]}', b'{"queueDatas":[{"brokerName":"a","readQueueNums":2147483647}]}',
      b'{"queueDatas":[{"brokerName":"a","perm":"6"}]}', b'{"topicQueueMappingByBroker":[]}', b'{"orderTopicConf":4}'],
 )  # fmt: skip
-def test_a_route_that_is_none(body: bytes) -> None:
+def test_malformed_routes_are_refused(body: bytes) -> None:
     with pytest.raises(ProtocolError):
         parse_route("T", body)
 
 
 @pytest.mark.parametrize("body", [b"", b'{"topicList":1}', b'{"topicList":[1]}'])
-def test_a_list_of_topics_that_is_none(body: bytes) -> None:
+def test_malformed_lists_of_topics_are_refused(body: bytes) -> None:
     with pytest.raises(ProtocolError):
         parse_topics(body)
 

@@ -265,7 +265,7 @@ def test_rows_end_before_a_message_whose_body_cannot_be_read() -> None:
         assert caught.value.offset == max(5, begin)
 
 
-def test_the_largest_body_is_no_bomb() -> None:
+def test_the_largest_allowed_body_is_decompressed() -> None:
     body = bytes(stored_message.MAX_PLAIN_BYTES)
     assert stored_message.decompress(zlib.compress(body), 1) == body
     assert stored_message.decompress(compress(body, 2), 0x201) == body

@@ -84,7 +84,7 @@ def test_the_end_says_where_it_was(decoder: Callable[[], FrameDecoder], before: 
 
 
 @pytest.mark.parametrize("decoder", DECODERS)
-def test_who_sends_no_frame_at_all_is_a_stranger_to_every_request(decoder: Callable[[], FrameDecoder]) -> None:
+def test_the_answer_of_another_protocol_is_the_error_of_each_request(decoder: Callable[[], FrameDecoder]) -> None:
     one = stream(decoder)
     assert fed(one, b"HTTP/1.1 400 Bad Request\r\n") == []
     assert ended(one)[1].startswith("host:1 does not speak RocketMQ's protocol: ")
