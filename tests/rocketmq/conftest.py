@@ -114,9 +114,9 @@ class Clusters:
             assert self._folder is not None
             home = self._folder / "rocketmq-proxy"
             home.mkdir()
-            made = ProxyServer(home, cluster, {}, tls=True)
-            made.start()
-            self._proxy = made
+            proxy_server = ProxyServer(home, cluster, {}, tls=True)
+            proxy_server.start()
+            self._proxy = proxy_server
         return self._proxy
 
     def newest(self) -> Cluster:
@@ -292,8 +292,8 @@ def timing() -> LockTiming:
 @pytest.fixture
 def usual(cluster: Cluster, timing: LockTiming) -> Iterator[World]:
     """A topic and a sink that belong to the test."""
-    with World(cluster, timing) as made:
-        yield made
+    with World(cluster, timing) as world:
+        yield world
 
 
 @pytest.fixture

@@ -67,9 +67,9 @@ class HeldSource(DefaultSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> HeldWriter:
         options = dict(self.options)
         folder = options.pop("folder")
-        made = HeldWriter(options, schema, overwrite)
-        made.folder = folder
-        return made
+        writer = HeldWriter(options, schema, overwrite)
+        writer.folder = folder
+        return writer
 
 
 def start(spark: SparkSession, form: str, home: str, **options: str) -> StreamingQuery:

@@ -36,10 +36,10 @@ class World:
         self.queue = self.queues[0]
 
     def connect(self, trust: float = 30.0) -> RocketMQBroker:
-        made = RocketMQBroker(Endpoint(None, self._address))
-        made.groups.trust = trust
-        self._connections.append(made)
-        return made
+        broker = RocketMQBroker(Endpoint(None, self._address))
+        broker.groups.trust = trust
+        self._connections.append(broker)
+        return broker
 
     def __enter__(self) -> Self:
         return self

@@ -93,9 +93,9 @@ class World:
         out: list[str] = []
         at = bounds.min_offset
         while at < bounds.max_offset:
-            found = self.log.pull(queue, at, 1 << 20, 1 << 30, ("body",))
-            out += [body.decode().rstrip() for body in found.column(0).to_pylist()]
-            at += found.num_rows
+            batch = self.log.pull(queue, at, 1 << 20, 1 << 30, ("body",))
+            out += [body.decode().rstrip() for body in batch.column(0).to_pylist()]
+            at += batch.num_rows
         return out
 
     def __enter__(self) -> Self:

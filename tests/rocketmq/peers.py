@@ -361,26 +361,26 @@ class Admin:
     # 4.9 broker does not know.
 
     def offsets(self, group: str, topic: str) -> dict[Queue, int]:
-        found = {}
+        offsets_by_queue = {}
         for (name, queue), address in self._queues(topic).items():
             header = self._peers.rocketmq.remoting.protocol.header.QueryConsumerOffsetRequestHeader()
             header.setTopic(topic)
             header.setConsumerGroup(group)
             header.setQueueId(queue)
             try:
-                found[name, queue] = int(self._api().queryConsumerOffset(address, header, 3000))
+                offsets_by_queue[name, queue] = int(self._api().queryConsumerOffset(address, header, 3000))
             except Py4JJavaError as error:
                 if not error.java_exception.getClass().getName().endswith(".OffsetNotFoundException"):
                     raise
-        return found
+        return offsets_by_queue
 
     def ends(self, topic: str) -> dict[Queue, tuple[int, int]]:
         """Return the minimum offset and the end of each queue."""
-        found = {}
+        bounds_by_queue = {}
         for name, queue in self._queues(topic):
             where = self._peers.rocketmq.common.message.MessageQueue(topic, name, queue)
-            found[name, queue] = (int(self.client.minOffset(where)), int(self.client.maxOffset(where)))
-        return found
+            bounds_by_queue[name, queue] = (int(self.client.minOffset(where)), int(self.client.maxOffset(where)))
+        return bounds_by_queue
 
     def _queues(self, topic: str) -> dict[Queue, str]:
         """Return the queues of a topic, with the addresses of their brokers."""

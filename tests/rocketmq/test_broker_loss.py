@@ -33,8 +33,8 @@ def own(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 @pytest.fixture
 def make_world(own: Cluster) -> Iterator[Callable[[], World]]:
     """A function that creates a topic with a sink."""
-    with contextlib.ExitStack() as made:
-        yield lambda: made.enter_context(World(own))
+    with contextlib.ExitStack() as worlds:
+        yield lambda: worlds.enter_context(World(own))
 
 
 @pytest.mark.nightly

@@ -28,8 +28,8 @@ Run = Callable[..., Any]
 
 @pytest.fixture
 def world(two_brokers: Cluster) -> Iterator[World]:
-    with World(two_brokers) as made:
-        yield made
+    with World(two_brokers) as world:
+        yield world
 
 
 @pytest.fixture

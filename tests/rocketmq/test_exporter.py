@@ -19,8 +19,8 @@ from tests.waits import until
 
 @pytest.fixture
 def world(cluster: Cluster) -> Iterator[World]:
-    with World(cluster) as made:
-        yield made
+    with World(cluster) as world:
+        yield world
 
 
 def test_the_exporter_continues_after_servers_are_killed(world: World, cluster: Cluster) -> None:

@@ -41,14 +41,14 @@ UPDATE_BROKER_CONFIG = 25
 
 @pytest.fixture
 def world(every_version: Cluster) -> Iterator[World]:
-    with World(every_version) as made:
-        yield made
+    with World(every_version) as world:
+        yield world
 
 
 @pytest.fixture
 def usual(cluster: Cluster) -> Iterator[World]:
-    with World(cluster) as made:
-        yield made
+    with World(cluster) as world:
+        yield world
 
 
 # -- offsets of every version -----------------------------------------------------------------------------------------------------
@@ -207,9 +207,13 @@ def test_dead_letters_are_in_the_topic_and_form_of_rocketmqs_tools(world: World)
     [first] = log.pull(dead, 0, 1, 1 << 20, wanted).to_pylist()
     assert (first["body"], first["tags"], first["keys"], first["sharding_key"]) == (b"\0\xff", "t", "k", "s")
     assert first["message_id"] == key_of(world.group, queue, 3)
-    found = dict(first["properties"])
-    assert {name: found[name] for name in properties} == properties
-    assert (found["RETRY_TOPIC"], found["DLQ_ORIGIN_TOPIC"], found["DLQ_ORIGIN_MESSAGE_ID"]) == (
+    stored_properties = dict(first["properties"])
+    assert {name: stored_properties[name] for name in properties} == properties
+    assert (
+        stored_properties["RETRY_TOPIC"],
+        stored_properties["DLQ_ORIGIN_TOPIC"],
+        stored_properties["DLQ_ORIGIN_MESSAGE_ID"],
+    ) == (
         world.topic,
         world.topic,
         "ABC",

@@ -42,9 +42,9 @@ class World:
 
 @pytest.fixture
 def world(cluster: Cluster, tmp_path: Path) -> Iterator[World]:
-    made = World(cluster, tmp_path)
-    yield made
-    made.broker.close()
+    world = World(cluster, tmp_path)
+    yield world
+    world.broker.close()
 
 
 @pytest.mark.holds("order per key")

@@ -41,14 +41,14 @@ LIFE = 3.0
 
 @pytest.fixture
 def usual(cluster: Cluster) -> Iterator[World]:
-    with World(cluster) as made:
-        yield made
+    with World(cluster) as world:
+        yield world
 
 
 @pytest.fixture
 def quick(quick_locks: Cluster) -> Iterator[World]:
-    with World(quick_locks) as made:
-        yield made
+    with World(quick_locks) as world:
+        yield world
 
 
 # -- locks that live 3 s ----------------------------------------------------------------------------------------------------------
@@ -97,7 +97,11 @@ def test_a_restart_next_to_a_paused_former_run_skips_no_message(quick: World, as
     with stopped(former, again):
         batch = former.latestOffset(former.initialOffset(), ReadAllAvailable())
         assert Checkpoint.from_spark(batch).next[queue] == 20
-        spans = [(one.begin, one.end) for one in again.partitions({}, batch) if isinstance(one, QueuePartition)]
+        spans = [
+            (partition.begin, partition.end)
+            for partition in again.partitions({}, batch)
+            if isinstance(partition, QueuePartition)
+        ]
         if assignment == "exclusive":
             assert spans == [(0, 20)], "the restarted run must wait for the locks and repeat the batch"
             assert again.latestOffset(batch, ReadAllAvailable()) == batch
@@ -215,7 +219,7 @@ def test_a_restart_after_a_kill_gets_its_queues_and_two_runs_exclude_each_other(
     for client in (again, other):
         refusals = refused(groups.lock(usual.group, client, usual.queues))
         # The owner itself answers that it is alive.
-        assert {(one.owner, one.client_id, one.alive) for one in refusals} == {("query", first, True)}
+        assert {(refusal.owner, refusal.client_id, refusal.alive) for refusal in refusals} == {("query", first, True)}
         assert len(refusals) == 4
     assert usual.ids(usual.broker) == [first]
     run.kill()

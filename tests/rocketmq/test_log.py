@@ -38,24 +38,24 @@ def numbers(count: int, first: int = 0) -> pa.RecordBatch:
 
 
 def read(broker: Broker, queue: MessageQueue, begin: int, end: int) -> list[bytes]:
-    found: list[bytes] = []
-    while begin + len(found) < end:
-        batch = broker.log.pull(queue, begin + len(found), end - begin - len(found), 1 << 40, ("body",))
+    bodies: list[bytes] = []
+    while begin + len(bodies) < end:
+        batch = broker.log.pull(queue, begin + len(bodies), end - begin - len(bodies), 1 << 40, ("body",))
         assert batch.num_rows
-        found += batch.column(0).to_pylist()
-    return found
+        bodies += batch.column(0).to_pylist()
+    return bodies
 
 
 @pytest.fixture
 def everywhere(every_version: Cluster) -> Iterator[World]:
-    with World(every_version, queues=2) as made:
-        yield made
+    with World(every_version, queues=2) as world:
+        yield world
 
 
 @pytest.fixture
 def world(cluster: Cluster) -> Iterator[World]:
-    with World(cluster, queues=2) as made:
-        yield made
+    with World(cluster, queues=2) as world:
+        yield world
 
 
 # -- every version
@@ -112,8 +112,8 @@ def test_a_changed_byte_on_a_brokers_disk_gives_no_row_of_another_queue_and_a_bo
     assert anchor.offset == 3
 
     def bodies(log: Log, begin: int = 0) -> list[bytes]:
-        found: list[bytes] = log.pull(queue, begin, 5, 1 << 20, ("body",)).column(0).to_pylist()
-        return found
+        column: list[bytes] = log.pull(queue, begin, 5, 1 << 20, ("body",)).column(0).to_pylist()
+        return column
 
     right = [b"0", b"1", b"2", b"3", b"4"]
     assert bodies(log) == bodies(verifying) == right

@@ -23,17 +23,17 @@ pytestmark = pytest.mark.timeout(900)
 
 @pytest.fixture(scope="module")
 def rooms(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    made = Cluster(tmp_path_factory.mktemp("rooms"), names=("a@one", "b@one"), jvm=QUICK_SERVER)
+    cluster = Cluster(tmp_path_factory.mktemp("rooms"), names=("a@one", "b@one"), jvm=QUICK_SERVER)
     with jars_required():
-        made.start()
-    yield made
-    made.stop()
+        cluster.start()
+    yield cluster
+    cluster.stop()
 
 
 @pytest.fixture
 def broker(rooms: Cluster) -> Iterator[Broker]:
-    with orderedmq.connect(namesrv_addr=rooms.address) as made:
-        yield made
+    with orderedmq.connect(namesrv_addr=rooms.address) as broker:
+        yield broker
 
 
 def test_rows_go_to_the_queues_of_the_rooms_that_are_asked_for(spark: SparkSession, rooms: Cluster, broker: Broker) -> None:
@@ -47,8 +47,8 @@ def test_rows_go_to_the_queues_of_the_rooms_that_are_asked_for(spark: SparkSessi
     expected: list[list[bytes]] = [[], [], []]
     for key, chosen in zip(keys, select_by_hash(java_string_hash(pa.array(keys)), 3).tolist()):
         expected[chosen].append(key.encode())
-    found = [broker.log.pull(queue, 0, 100, 1 << 20, ("body",)).column("body").to_pylist() for queue in queues]
-    assert found == [[], [], [], *expected]
+    bodies_by_queue = [broker.log.pull(queue, 0, 100, 1 << 20, ("body",)).column("body").to_pylist() for queue in queues]
+    assert bodies_by_queue == [[], [], [], *expected]
     with pytest.raises(PySparkException, match=r"NO_SUCH_QUEUE.*no queue in room 'c'"):
         writer.option("messageQueueSelector", "machineRoom").option("machineRooms", "a,c").save()
 
@@ -75,8 +75,8 @@ def test_numbers_go_to_the_queues_of_a_room_as_with_javas_hash_among_them(
     rows = spark.createDataFrame([(key, str(key)) for key in keys], "sharding_key bigint, body string").coalesce(1)
     writer = rows.write.format("orderedmq").mode("append").option("namesrvAddr", rooms.address).option("topic", "numbers")
     writer.option("messageQueueSelector", "machineRoom").option("machineRooms", "b").save()
-    found = {}
+    queues_by_body = {}
     for queue in broker.log.queues("numbers"):
         for body in broker.log.pull(queue, 0, 100, 1 << 20, ("body",)).column("body").to_pylist():
-            found[int(body)] = queue.broker_name, queue.queue_id
-    assert found == expected
+            queues_by_body[int(body)] = queue.broker_name, queue.queue_id
+    assert queues_by_body == expected

@@ -37,8 +37,8 @@ SUCCESS, AGAIN = ConsumeOrderlyStatus.SUCCESS, ConsumeOrderlyStatus.SUSPEND_CURR
 
 @pytest.fixture
 def world(cluster: Cluster) -> Iterator[World]:
-    with World(cluster, 1) as made:
-        yield made
+    with World(cluster, 1) as world:
+        yield world
 
 
 @pytest.fixture
@@ -114,8 +114,8 @@ def java_trace(peers: Peers, kind: str, beans: Sequence[Any], **fields: Any) -> 
         listed.add(bean)
     for name, value in {"traceBeans": listed, **fields}.items():
         getattr(context, f"set{name[0].upper()}{name[1:]}")(value)
-    made = trace.TraceDataEncoder.encoderFromContextBean(context)
-    return Trace(str(made.getTransData()), tuple(sorted(map(str, made.getTransKey()))))
+    encoded = trace.TraceDataEncoder.encoderFromContextBean(context)
+    return Trace(str(encoded.getTransData()), tuple(sorted(map(str, encoded.getTransKey()))))
 
 
 def joined(traces: Iterator[Trace]) -> Trace:
@@ -208,8 +208,8 @@ def test_java_reads_the_traces_of_sends_and_of_calls(world: World, traces: str, 
         # a busy machine it may give up first (AsyncTraceDispatcher.flush).
         views = reader.wait(message_id, 7 if again else 5)
         sent = views[0]
-        told = {name: sent[name] for name in ("MsgType", "GroupName", "Status", "Topic", "Keys", "Tags", "StoreHost")}
-        assert told == {
+        sent_fields = {name: sent[name] for name in ("MsgType", "GroupName", "Status", "Topic", "Keys", "Tags", "StoreHost")}
+        assert sent_fields == {
             "MsgType": "Pub", "GroupName": group, "Status": "success", "Topic": world.topic, "Keys": f"key-{body} all", "Tags": "T",
             "StoreHost": host,
         }  # fmt: skip
@@ -239,8 +239,8 @@ def test_mqadmin_shows_the_traces_in_the_usual_topic(quick_locks: Cluster, peers
     with World(quick_locks, 1) as world:
         world.broker.traced().log.append({world.queue: rows("a")})
         [message_id] = ids(world)
-        told = until(lambda: mqadmin(peers, "-i", message_id, "-n", quick_locks.address), "the trace is indexed", 60.0)
-    shown = told.split()
+        output = until(lambda: mqadmin(peers, "-i", message_id, "-n", quick_locks.address), "the trace is indexed", 60.0)
+    shown = output.split()
     assert shown[:6] == ["#Type", "#ProducerGroup", "#ClientHost", "#SendTime", "#CostTimes", "#Status"]
     assert (*shown[6:8], shown[-1]) == ("Pub", "CLIENT_INNER_PRODUCER", "success")
 

@@ -40,8 +40,8 @@ def make(broker: Broker, topic: str, message_type: str, queues: int = 2) -> Mess
 
 def messages(broker: Broker, queue: MessageQueue) -> list[tuple[bytes, Any]]:
     end = broker.log.bounds([queue])[queue].max_offset
-    found = pulls(broker.log, queue, 0, end, 1000, 1 << 24, ("body", "sharding_key"))
-    return [pair for batch in found for pair in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist())]
+    batches = pulls(broker.log, queue, 0, end, 1000, 1 << 24, ("body", "sharding_key"))
+    return [pair for batch in batches for pair in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist())]
 
 
 def write(broker: Broker, queue: MessageQueue, given: pa.RecordBatch, job: str = "", batch: int = 0) -> Published:
@@ -107,8 +107,8 @@ def test_java_reads_in_order_what_was_written_to_a_fifo_topic_through_a_proxy(
     producer.send("fifo-java", b"40", "a")
     java = peers.consumer(newest.address, "fifo-readers", "fifo-java")
     received = java.wait(41)
-    assert [(one.body, one.key) for one in received] == [*zip(BODIES, KEYS), (b"40", "a")]
-    assert messages(through, queue) == [(one.body, one.key) for one in received]
+    assert [(message.body, message.key) for message in received] == [*zip(BODIES, KEYS), (b"40", "a")]
+    assert messages(through, queue) == [(message.body, message.key) for message in received]
     java.stop()
     producer.stop()
 
@@ -195,11 +195,11 @@ def test_a_message_is_parked_through_a_proxy_in_a_lot_of_type_fifo(direct: Broke
 
 def test_the_command_creates_a_fifo_topic_which_keeps_its_type_when_it_grows(cluster: Cluster) -> None:
     run, at = CliRunner(), ["--no-json", "--namesrv", cluster.address]
-    made = run.invoke(app, [*at, "topic", "create", "ordered", "--queues", "2", "--message-type", "FIFO"])
-    assert made.exit_code == 0, made.output
+    created = run.invoke(app, [*at, "topic", "create", "ordered", "--queues", "2", "--message-type", "FIFO"])
+    assert created.exit_code == 0, created.output
     assert run.invoke(app, [*at, "topic", "add-queues", "ordered", "--queues", "3", "--yes"]).exit_code == 0
-    told = run.invoke(app, [*at, "topic", "describe", "ordered"])
-    assert "ordered: 3 queues, 0 messages of type FIFO" in told.output, told.output
+    described = run.invoke(app, [*at, "topic", "describe", "ordered"])
+    assert "ordered: 3 queues, 0 messages of type FIFO" in described.output, described.output
     again = run.invoke(app, [*at, "topic", "create", "ordered", "--queues", "3", "--if-not-exists", "--message-type", "NORMAL"])
     assert "keeps its settings" in again.output, again.output
     with orderedmq.connect(namesrv_addr=cluster.address) as broker:
@@ -231,14 +231,14 @@ def test_brokers_before_5_4_behind_a_proxy_have_the_rows_of_a_fifo_topic_with_th
     cluster: Cluster, tmp_path: pathlib.Path
 ) -> None:
     """Brokers before 5.4 give the key in a batch's envelope to all messages of the batch."""
-    made = ProxyServer(tmp_path, cluster, {})
+    proxy_server = ProxyServer(tmp_path, cluster, {})
     with jars_required():
-        made.start()
+        proxy_server.start()
     try:
         with (
             orderedmq.connect(namesrv_addr=cluster.address) as direct,
-            orderedmq.connect(namesrv_addr=made.address) as through,
+            orderedmq.connect(namesrv_addr=proxy_server.address) as through,
         ):
             in_fifo("fifo-old", direct, through)
     finally:
-        made.stop()
+        proxy_server.stop()

@@ -66,7 +66,7 @@ def test_a_query_reads_what_a_java_producer_of_its_namespace_sends_and_a_java_co
     target = stream.writeStream.format("orderedmq").options(**options, topic="ns-out", checkpointLocation=str(tmp_path / "ck"))
     target.trigger(availableNow=True).start().awaitTermination()
     consumer = peers.consumer(cluster.address, "ns-readers", "ns-out", namespace=SPACE)
-    assert sorted(one.body.decode() for one in consumer.wait(20)) == bodies(inside, "ns-in")
+    assert sorted(message.body.decode() for message in consumer.wait(20)) == bodies(inside, "ns-in")
     consumer.stop()
     # The servers know the names only with the namespace.
     assert bodies(outside, f"{SPACE}%ns-out") == bodies(inside, "ns-out")

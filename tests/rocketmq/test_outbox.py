@@ -26,8 +26,8 @@ from tests.waits import soon, until
 
 @pytest.fixture
 def everywhere(every_version: Cluster) -> Iterator[World]:
-    with World(every_version) as made:
-        yield made
+    with World(every_version) as world:
+        yield world
 
 
 # --- every version
@@ -54,8 +54,8 @@ def test_a_batch_is_stored_once_after_repeated_attempts(everywhere: World) -> No
 
 @pytest.fixture
 def on_two(two_brokers: Cluster) -> Iterator[World]:
-    with World(two_brokers) as made:
-        yield made
+    with World(two_brokers) as world:
+        yield world
 
 
 @pytest.mark.holds("out of order")
@@ -118,13 +118,13 @@ def test_the_history_of_an_old_topic_is_not_read(usual: World, network: Network)
 
 def groups_of_sinks(world: World) -> set[str]:
     """Return the consumer groups of sinks that a broker knows from settings, offsets or retry topics."""
-    found: set[str] = set()
+    names: set[str] = set()
     for master in world.masters():
         configured = world.client.call_address(master, admin_requests.groups(), soon())
         offsets = world.client.call_address(master, group_requests.all_consumer_offsets(), soon())
-        found.update(configured, offsets)
-    found.update(world.client.topics(soon()))
-    return {name for name in found if "OMQ_SINK" in name}
+        names.update(configured, offsets)
+    names.update(world.client.topics(soon()))
+    return {name for name in names if "OMQ_SINK" in name}
 
 
 # --- refusals

@@ -34,8 +34,8 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 @pytest.fixture
 def quick(quick_locks: Cluster) -> Iterator[World]:
-    with World(quick_locks, QUICK) as made:
-        yield made
+    with World(quick_locks, QUICK) as world:
+        yield world
 
 
 @pytest.fixture
@@ -46,8 +46,8 @@ def timing() -> LockTiming:
 
 @pytest.fixture
 def quick_network(quick: World) -> Iterator[Network]:
-    with Network.before(quick.cluster) as made:
-        yield made
+    with Network.before(quick.cluster) as network:
+        yield network
 
 
 # --- answers that do not arrive
@@ -105,11 +105,11 @@ def assert_stamps_are_unique(world: World) -> None:
         end = world.log.bounds([queue])[queue].max_offset
         at = 0
         while at < end:
-            found = world.log.pull(queue, at, 1 << 20, 1 << 30, ("properties",)).column(0).to_pylist()
-            at += len(found)
+            columns = world.log.pull(queue, at, 1 << 20, 1 << 30, ("properties",)).column(0).to_pylist()
+            at += len(columns)
             seen.update(
                 (queue, stamp.batch, stamp.run, stamp.partition, stamp.sequence)
-                for pairs in found
+                for pairs in columns
                 if (stamp := read_stamp(dict(pairs), world.sink)) is not None
             )
     assert seen
@@ -127,9 +127,9 @@ def test_without_identity_a_lost_answer_repeats_rows_and_loses_none(
     staging.add(usual.queue, rows(names))
     receipt = staging.receipt()
     assert not outbox.publish(SinkBatch(None), [receipt]).replayed
-    found = usual.bodies()
-    assert list(dict.fromkeys(found)) == names
-    assert 0 < len(found) - len(names) < len(names)
+    bodies = usual.bodies()
+    assert list(dict.fromkeys(bodies)) == names
+    assert 0 < len(bodies) - len(names) < len(names)
     assert not network.broker.requests(RequestCode.LOCK_BATCH_MQ)
 
 
@@ -203,10 +203,10 @@ def test_each_row_is_stored_once_although_the_broker_pauses_for_longer_than_a_se
             thread.join()
         assert len(going_on) == 1
         expected += names
-        found = quick.bodies()
-        assert list(dict.fromkeys(found)) == expected
+        bodies = quick.bodies()
+        assert list(dict.fromkeys(bodies)) == expected
         if identity:
-            assert found == expected
+            assert bodies == expected
 
 
 CHILD = """
@@ -309,14 +309,14 @@ def test_a_storm_leaves_each_row_once_in_the_order_of_its_key(
                 # Sometimes the first partition has a second attempt at the same time.
                 attempts = [*range(count), *([0] if draw.random() < 0.5 else [])]
                 tasks = [pool.submit(task, batch, part, parts[part], dies) for part in attempts]
-                receipts = [receipt for one in tasks if (receipt := one.result()) is not None]
+                receipts = [receipt for task in tasks if (receipt := task.result()) is not None]
             if not dies:
                 quick.outbox().publish(batch, receipts)
     for queue, batches in expected.items():
-        found = quick.bodies(queue)
-        assert sorted(found) == sorted(name for names in batches for name in names)
+        bodies = quick.bodies(queue)
+        assert sorted(bodies) == sorted(name for names in batches for name in names)
         for names in batches:
-            there = [name for name in found if name in set(names)]
+            there = [name for name in bodies if name in set(names)]
             for key in "abc":
                 assert [name for name in there if name[0] == key] == [name for name in names if name[0] == key]
     assert_stamps_are_unique(quick)

@@ -51,8 +51,8 @@ def puts(source: MessageQueue, offsets: Sequence[int], error: str = "why") -> li
 
 @pytest.fixture
 def usual(cluster: Cluster) -> Iterator[Lots]:
-    with Lots(cluster) as made:
-        yield made
+    with Lots(cluster) as lots:
+        yield lots
 
 
 # -- faults -----------------------------------------------------------------------------------------------------------------------
@@ -217,7 +217,7 @@ def test_lots_are_created_at_each_broker_of_the_topic_once_it_is_reachable(two_b
         world.send(queue, 1)
         [token] = world.lock(world.broker, world.client, [queue])
         assert world.broker.groups.park(token, puts(queue, [0])) == [True]
-        assert world.log.queues(world.lot.topic) == [parked_queue(world.group, one) for one in world.queues]
+        assert world.log.queues(world.lot.topic) == [parked_queue(world.group, queue) for queue in world.queues]
 
 
 def test_a_lot_grows_with_its_topic(usual: Lots) -> None:

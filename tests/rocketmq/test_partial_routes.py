@@ -62,9 +62,9 @@ class World:
     @contextlib.contextmanager
     def reader(self, **options: str) -> Iterator[StreamReader]:
         common = {"namesrvAddr": self.cluster.address, "topic": self.topic, "consumerGroup": f"{self.topic}-g"}
-        made = StreamReader({**common, "consumeFromWhere": "first", **options}, full_schema(False))
-        with stopped(made):
-            yield made
+        reader = StreamReader({**common, "consumeFromWhere": "first", **options}, full_schema(False))
+        with stopped(reader):
+            yield reader
 
     def started(self) -> dict[str, Any]:
         """Run a query that plans and processes everything, but ends before it commits to the group. Return its offset."""
@@ -132,14 +132,14 @@ class World:
 
 @pytest.fixture
 def world(two_brokers: Cluster) -> Iterator[World]:
-    made = World(two_brokers)
-    yield made
-    made.broker.close()
+    world = World(two_brokers)
+    yield world
+    world.broker.close()
 
 
 def positions(offset: dict[str, Any], topic: str) -> dict[MessageQueue, int]:
-    found = offset["next"][topic]
-    return {MessageQueue(topic, name, int(number)): at for name, ids in found.items() for number, at in ids.items()}
+    brokers = offset["next"][topic]
+    return {MessageQueue(topic, name, int(number)): at for name, ids in brokers.items() for number, at in ids.items()}
 
 
 def read_all(run: MicroBatchLoop) -> MicroBatchLoop:
@@ -218,11 +218,13 @@ def test_rows_go_where_java_sends_them_while_a_part_of_a_topic_is_for_reading_on
     java.stop()
     assert len(set(there)) == count
     Producer(world.broker.log, world.topic).send(pa.record_batch({"body": [b"ours"] * 30, "sharding_key": keys}))
-    found = {}
+    queues_by_key = {}
     for queue in world.queues:
         rows = world.broker.log.pull(queue, 10, 100, 1 << 20, ("body", "sharding_key")).to_pylist()
-        found.update({row["sharding_key"]: (queue.broker_name, queue.queue_id) for row in rows if row["body"] == b"ours"})
-    assert [found[key] for key in keys] == there
+        queues_by_key.update(
+            {row["sharding_key"]: (queue.broker_name, queue.queue_id) for row in rows if row["body"] == b"ours"}
+        )
+    assert [queues_by_key[key] for key in keys] == there
 
 
 def test_a_topic_for_reading_only_is_refused_before_any_row(world: World) -> None:

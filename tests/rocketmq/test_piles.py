@@ -40,19 +40,19 @@ def left(world: World) -> Left:
     groups = offsets = 0
     for master in world.masters():
         groups += len(world.client.call_address(master, admin_requests.groups(), soon()))
-        found = world.client.call_address(master, group_requests.all_consumer_offsets(), soon())
-        offsets += sum(map(len, found.values()))
+        offsets_by_group = world.client.call_address(master, group_requests.all_consumer_offsets(), soon())
+        offsets += sum(map(len, offsets_by_group.values()))
     return Left(groups, offsets, len(world.client.topics(soon())))
 
 
 def lock_names(exchanges: list[Exchange], code: int) -> set[str]:
     """Return group and queue of every lock in the requests with this code (lock or unlock)."""
-    found: set[str] = set()
+    names: set[str] = set()
     for exchange in exchanges:
         if exchange.up and not exchange.response and exchange.code == code:
             said: dict[str, Any] = json.loads(exchange.body)
-            found.update(f"{said['consumerGroup']} {json.dumps(queue, sort_keys=True)}" for queue in said["mqSet"])
-    return found
+            names.update(f"{said['consumerGroup']} {json.dumps(queue, sort_keys=True)}" for queue in said["mqSet"])
+    return names
 
 
 def write(world: World, outbox: Any, number: int) -> None:
@@ -109,11 +109,11 @@ def test_each_query_leaves_a_group_that_is_deleted_by_the_command_or_with_its_to
 @pytest.mark.holds("bounded brokers")
 def test_groups_and_offsets_do_not_grow_with_runs_and_commits(cluster: Cluster) -> None:
     with World(cluster) as sink, group_world.World(cluster) as world:
-        found = []
+        counts = []
         for first in range(3):
             runs(world, f"query-{first}", 10)
-            found.append(left(sink))
-    assert found[0] == found[1] == found[2]
+            counts.append(left(sink))
+    assert counts[0] == counts[1] == counts[2]
 
 
 def runs(world: group_world.World, name: str, count: int) -> None:

@@ -180,9 +180,9 @@ def flow(two_brokers: Cluster) -> Iterator[Flow]:
     """The topics are at the first broker, which also has the faults. Routes are refreshed more often than every 30 s."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(client, "ROUTE_AGE", 3.0)
-        made = Flow(two_brokers)
-        yield made
-        made.close()
+        flow = Flow(two_brokers)
+        yield flow
+        flow.close()
 
 
 def broker_killed(flow: Flow) -> None:

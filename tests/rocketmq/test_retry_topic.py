@@ -87,7 +87,7 @@ def test_java_and_spark_share_the_retries_of_a_group(spark: SparkSession, rig: R
     query = Query(spark, rig, lambda body, times: times > 0, options={"assignment": "shared"})
 
     def of_java(retried: bool) -> set[str]:
-        return {one.body.decode() for one in list(in_java.received) if (one.reconsumed > 0) is retried}
+        return {message.body.decode() for message in list(in_java.received) if (message.reconsumed > 0) is retried}
 
     def of_spark(retried: bool) -> set[str]:
         return {body for _, body, times, _ in query.heard() if (times > 0) is retried}

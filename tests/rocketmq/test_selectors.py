@@ -33,8 +33,8 @@ QUEUES = 7
 
 @pytest.fixture
 def broker(cluster: Cluster) -> Iterator[Broker]:
-    with orderedmq.connect(namesrv_addr=cluster.address) as made:
-        yield made
+    with orderedmq.connect(namesrv_addr=cluster.address) as broker:
+        yield broker
 
 
 @pytest.fixture(scope="module")

@@ -34,8 +34,8 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def broker(cluster: Cluster) -> Iterator[Broker]:
-    with orderedmq.connect(namesrv_addr=cluster.address) as made:
-        yield made
+    with orderedmq.connect(namesrv_addr=cluster.address) as broker:
+        yield broker
 
 
 def counts(broker: Broker, topic: str) -> list[int]:
@@ -85,8 +85,8 @@ def test_a_batch_that_comes_again_with_keyless_rows_in_another_order_is_there_on
 
 def stamps(broker: Broker, topic: str) -> list[list[str]]:
     """Return sink, batch, run and partition from each message's stamp."""
-    found = [row for queue in broker.log.queues(topic) for row in support.read(broker, queue, columns=("properties",))]
-    return [dict(row["properties"])["OMQ"].split(".") for row in found]
+    messages = [row for queue in broker.log.queues(topic) for row in support.read(broker, queue, columns=("properties",))]
+    return [dict(row["properties"])["OMQ"].split(".") for row in messages]
 
 
 def file_job(cores: int, address: str, topic: str, folder: Path) -> subprocess.Popen[bytes]:

@@ -85,8 +85,8 @@ class Rig:
     def batch(self, **options: Any) -> list[int]:
         """Read the topic as ``spark.read`` does."""
         reader = BatchReader({"namesrvAddr": self.cluster.address, "topic": self.source, **options}, full_schema(False))
-        found = [rows for part in reader.partitions() for rows in reader.read(part)]
-        return sorted(int(body) for rows in found for body in rows.column("body").to_pylist())
+        batches = [rows for part in reader.partitions() for rows in reader.read(part)]
+        return sorted(int(body) for rows in batches for body in rows.column("body").to_pylist())
 
     def out(self) -> list[int]:
         return [int(body) for body in bodies(self.broker, self.broker.log.queues(self.target)[0])]
@@ -189,8 +189,8 @@ def test_a_query_that_filters_otherwise_than_a_java_member_of_its_group_is_refus
             with pytest.raises(GroupError, match=r"ORDEREDMQ_GROUP.DISAGREES.*10\.0\.0\.1@1#2") as caught:
                 rig.run(tags=mine, assignment="shared", lockTimeout="1s")
             assert f"TAG {theirs!r}" in str(caught.value)
-            found = java.call_address(rig.cluster.broker.address, group_requests.consumer_connections(rig.group), soon())
-            assert found.subscriptions[rig.source].expression == theirs, "the group's filter must not change"
+            connections = java.call_address(rig.cluster.broker.address, group_requests.consumer_connections(rig.group), soon())
+            assert connections.subscriptions[rig.source].expression == theirs, "the group's filter must not change"
 
 
 @pytest.mark.holds("exclusive")
@@ -430,7 +430,7 @@ def test_texts_that_are_not_utf_8_are_what_a_java_consumer_sees_and_go_where_its
     consumer = peers.consumer(rig.cluster.address, f"{rig.group}-java", rig.source)
     producer = peers.producer(rig.cluster.address)
     try:
-        seen = {one.body: one for one in consumer.wait(3)}
+        seen = {message.body: message for message in consumer.wait(3)}
         assert (seen[b"1"].key, seen[b"1"].tags, seen[b"1"].keys) == out[b"1"][1:4]
         assert (seen[b"1"].properties["mine"], seen[b"2"].properties["\ufffd"]) == ("\ufffd", "x")
         assert producer.send_by(rig.target, key, "String").queue[1] == out[b"1"][0]

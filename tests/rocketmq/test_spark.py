@@ -157,14 +157,19 @@ def test_a_java_consumer_and_a_shared_query_split_a_topic_and_hand_its_queues_ov
     send(source, range(40, 120))
 
     def all_there() -> bool:
-        return sum(map(len, rig.bodies(target).values())) + len({(one.queue, one.offset) for one in consumer.received}) >= 120
+        return (
+            sum(map(len, rig.bodies(target).values())) + len({(message.queue, message.offset) for message in consumer.received})
+            >= 120
+        )
 
     until(all_there, "both have their share", 90.0)
     consumer.stop()
     send(source, range(120, 160))
     until(lambda: sum(map(len, rig.bodies(target).values())) + len(consumer.received) >= 160, "all messages are read", 120.0)
     query.stop()
-    heard = [body for texts in rig.bodies(target).values() for body in texts] + [one.body.decode() for one in consumer.received]
+    heard = [body for texts in rig.bodies(target).values() for body in texts] + [
+        message.body.decode() for message in consumer.received
+    ]
     assert sorted(int(body.partition(":")[2]) for body in heard) == list(range(160)), "a hand-over must repeat no message"
     assert len(consumer.received) > 0
 

@@ -64,9 +64,9 @@ spark.stop()
 
 @pytest.fixture
 def standalone(tmp_path: Path) -> Iterator[Standalone]:
-    made = Standalone(tmp_path)
-    yield made
-    made.close()
+    standalone = Standalone(tmp_path)
+    yield standalone
+    standalone.close()
 
 
 def send(broker: Broker, topic: str, rows: int) -> None:

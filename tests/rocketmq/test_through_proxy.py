@@ -63,9 +63,9 @@ def rig(
     spark: SparkSession, newest: Cluster, proxy: ProxyServer, tmp_path: pathlib.Path, request: pytest.FixtureRequest
 ) -> Iterator[Rig]:
     """A rig whose queries go through the Proxy, while topics are created at the brokers."""
-    for made in rigged(spark, newest, tmp_path, request):
-        made.address = proxy.address
-        yield made
+    for rigs in rigged(spark, newest, tmp_path, request):
+        rigs.address = proxy.address
+        yield rigs
 
 
 @pytest.mark.holds("through a Proxy")
@@ -220,7 +220,7 @@ def test_a_member_that_reads_retries_makes_the_retry_topic_through_a_proxy_and_s
     me = through.groups.join("me")
     through.groups.heartbeat("retrier", me, Subscription("shared", queue.topic, "AVG", failures="retryTopic"))
     retries = until(lambda: _queues(direct, RETRY_PREFIX + "retrier"), "the retry topic exists")
-    assert {one.broker_name for one in retries} == {broker.name for broker in newest.brokers}
+    assert {retry.broker_name for retry in retries} == {broker.name for broker in newest.brokers}
     [token] = locked(through, "retrier", me, [queue])
     until(lambda: _queues(through, RETRY_PREFIX + "retrier"), "the Proxy knows the retry topic")
     assert through.groups.send_back(token, [(0, 1)], 16) == 1

@@ -72,10 +72,10 @@ def test_one_trace_from_java_over_spark_to_java(rig: Rig, peers: Peers) -> None:
     writer = outcomes.writeStream.format("noop").option("checkpointLocation", str(rig.folder / "listener"))
     writer.trigger(availableNow=True).start().awaitTermination()
     consumer = peers.consumer(rig.address, f"java-{target}", target)
-    received = [(one.body.decode(), one.properties) for one in consumer.wait(6)]
+    received = [(message.body.decode(), message.properties) for message in consumer.wait(6)]
     consumer.stop()
-    found = {span["context"]["span_id"]: span for span in map(json.loads, spans.read_text().splitlines())}
-    assert len(found) == 9
+    spans_by_id = {span["context"]["span_id"]: span for span in map(json.loads, spans.read_text().splitlines())}
+    assert len(spans_by_id) == 9
     for body, (trace, span) in TRACES.items():
         # The sink's copy comes first, because the sink wrote before the listener's producer did.
         copied, produced = [properties for text, properties in received if text == body]
@@ -85,14 +85,16 @@ def test_one_trace_from_java_over_spark_to_java(rig: Rig, peers: Peers) -> None:
         assert carried == trace
         chain = []
         while at != span:
-            one = found[f"0x{at}"]
+            one = spans_by_id[f"0x{at}"]
             assert one["context"]["trace_id"] == f"0x{trace}"
             chain.append((one["name"], one["kind"]))
             at = one["parent_id"].removeprefix("0x")
         assert chain == [
             (f"send {target}", "SpanKind.PRODUCER"), ("charge", "SpanKind.INTERNAL"), (f"process {source}", "SpanKind.CONSUMER"),
         ]  # fmt: skip
-        process = next(one for one in found.values() if one["name"] == f"process {source}" and one["parent_id"] == f"0x{span}")
+        process = next(
+            one for one in spans_by_id.values() if one["name"] == f"process {source}" and one["parent_id"] == f"0x{span}"
+        )
         assert process["attributes"]["messaging.consumer.group.name"] == rig.group
         assert [link["context"]["span_id"] for link in process["links"]] == [f"0x{span}"]
 
@@ -102,4 +104,4 @@ def test_one_trace_from_java_over_spark_to_java(rig: Rig, peers: Peers) -> None:
         return Counter((line[0], line[8] if line[0] == "SubAfter" else line[3]) for line in lines if line != [""])
 
     of_listener = {(kind, rig.group): 3 for kind in ("SubBefore", "SubAfter")}
-    first_good(kinds, lambda found: found == {("Pub", "OMQ_SINK"): 3, **of_listener})
+    first_good(kinds, lambda spans_by_id: spans_by_id == {("Pub", "OMQ_SINK"): 3, **of_listener})

@@ -24,8 +24,8 @@ pytestmark = pytest.mark.usefixtures("unhurried")
 
 @pytest.fixture
 def world(two_brokers: Cluster) -> Iterator[World]:
-    with World(two_brokers) as made:
-        yield made
+    with World(two_brokers) as world:
+        yield world
 
 
 @pytest.mark.holds("web page live")
@@ -41,10 +41,10 @@ def test_the_page_shows_owners_and_hand_overs_and_repairs_letters_and_parked_key
     broker.groups.commit(dict.fromkeys(tokens[1:], 2))
     due = int(time.time() * 1000) + 600_000
     assert broker.groups.park(tokens[0], [Put(world.queues[0], 1, Ticket(1, 2, 1, due, "no stock"))])
-    found = dead_letter_properties(
+    letter_properties = dead_letter_properties(
         world.queues[0], 0, message_id="m", reconsume_times=3, error="ValueError: bad", properties={}
     )
-    letter = {"body": b"given up", "sharding_key": "k", "properties": list(found.items())}
+    letter = {"body": b"given up", "sharding_key": "k", "properties": list(letter_properties.items())}
     broker.groups.dead_letter(tokens[0], pa.RecordBatch.from_pylist([letter], schema=PRODUCER_SCHEMA), [0])
     with served(world.connect(), allow_changes=True) as site:
         said = site.get("/").words

@@ -209,13 +209,13 @@ def commit(
         settling.release()
         settled.append(work.report())
     slot = commit_history.slot_of(batch.batch_id)
-    known = Committed(world.committed, world.history.get(slot, 0))
-    verdict = judge(batch, tokens, {QUEUE: world.bookmark}, [known], settled, skip=skip)
+    committed = Committed(world.committed, world.history.get(slot, 0))
+    verdict = judge(batch, tokens, {QUEUE: world.bookmark}, [committed], settled, skip=skip)
     for bookmark in verdict.bookmarks.values():
         world.bookmark = bookmark
     if verdict.differs is None:
         world.committed = max(world.committed, batch.batch_id)
-        world.history[slot] = commit_history.with_batch(known.history, batch.batch_id)
+        world.history[slot] = commit_history.with_batch(committed.history, batch.batch_id)
     return verdict
 
 

@@ -222,13 +222,13 @@ def by_producer(world: World) -> tuple[list[str], list[str]]:
         while True:
             try:
                 bodies, keys = sender.encoded(QUEUE, rows_of(names))
-                found = sender.append_encoded(QUEUE, bodies, keys)
+                offsets = sender.append_encoded(QUEUE, bodies, keys)
             except (Crash, RocketMQUnavailableError):
                 world.restart_client()
                 world.messages[QUEUE] = [one for one in world.messages[QUEUE] if one.body.decode() not in names]
             else:
                 break
-        there = [message.body.decode() for message in world.messages[QUEUE][found.begin : found.end]]
+        there = [message.body.decode() for message in world.messages[QUEUE][offsets.begin : offsets.end]]
         assert [name for name in there if name != "x"] == names
         expected += names
     return expected, world.named(QUEUE)

@@ -63,13 +63,13 @@ def test_stamps_of_these_tests_are_those_of_the_encoder() -> None:
 
 def walked(broker: StampedBroker, boundaries: Boundaries | None, bookmark: int) -> list[SinkMessage]:
     walk = Lookback(OWN, bookmark, broker.end)
-    found: list[SinkMessage] = []
+    messages: list[SinkMessage] = []
     while (wanted := walk.next()) is not None:
         pair = boundaries.pair(wanted.begin) if boundaries is not None and wanted.messages == 2 else None
         if pair is not None:
             assert pair.column("queue_offset").to_pylist() == list(range(*wanted))
-        found += walk.record(find_messages(broker.read(*wanted) if pair is None else pair, OWN))
-    return found
+        messages += walk.record(find_messages(broker.read(*wanted) if pair is None else pair, OWN))
+    return messages
 
 
 def requests(draw: random.Random, count: int, own: bool) -> Iterator[str]:

@@ -21,8 +21,8 @@ QUEUE = MessageQueue("T", "a", 0)
 
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
-    with Cluster() as made:
-        yield made
+    with Cluster() as cluster:
+        yield cluster
 
 
 BOTH = {"0": "h:1", "1": "h:2"}

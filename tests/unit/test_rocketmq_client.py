@@ -32,20 +32,20 @@ QUEUE = MessageQueue("T", "a", 0)
 
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
-    with Cluster() as made:
-        yield made
+    with Cluster() as cluster:
+        yield cluster
 
 
 @pytest.fixture
 def to() -> Iterator[Callable[..., Client]]:
-    made: list[Client] = []
+    clients: list[Client] = []
 
     def client(*nameservers: Peer, **more: Any) -> Client:
-        made.append(Client(";".join(peer.address for peer in nameservers), **more))
-        return made[-1]
+        clients.append(Client(";".join(peer.address for peer in nameservers), **more))
+        return clients[-1]
 
     yield client
-    for one in made:
+    for one in clients:
         one.close()
 
 
@@ -455,13 +455,13 @@ def test_threads_share_the_connection_of_a_client(cluster: Cluster, to: Callable
     client = to(cluster.nameserver())
     peer = cluster.broker("a", value=4)
     client.route("T", soon())
-    found: list[int] = []
-    threads = [threading.Thread(target=lambda: found.append(ask(client))) for _ in range(16)]
+    ends: list[int] = []
+    threads = [threading.Thread(target=lambda: ends.append(ask(client))) for _ in range(16)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == [4] * 16
+    assert ends == [4] * 16
     assert peer.accepted == 1
 
 
@@ -500,25 +500,27 @@ def test_connecting_waits_longer_after_each_failure(to: Callable[..., Client]) -
 def test_close_ends_waiting_and_everything_after(cluster: Cluster, to: Callable[..., Client]) -> None:
     client = to(cluster.nameserver())
     cluster.scripted("a", lambda link: link.wait_for_end())
-    found: list[OrderedMQError] = []
+    errors: list[OrderedMQError] = []
 
     def waiting(broker: str) -> None:
         with pytest.raises(RocketMQError) as caught:
             client.call(max_offset(QUEUE), soon(60), topic="T", broker_name=broker)
-        found.append(caught.value)
+        errors.append(caught.value)
 
     threads = [threading.Thread(target=waiting, args=(broker,)) for broker in ("a", "away")]
     for thread in threads:
         thread.start()
-    known = client._endpoints.by_address
-    until(lambda: any(endpoint.connection and endpoint.connection.in_flight for endpoint in list(known.values())))
+    endpoints_by_address = client._endpoints.by_address
+    until(
+        lambda: any(endpoint.connection and endpoint.connection.in_flight for endpoint in list(endpoints_by_address.values()))
+    )
     time.sleep(0.2)
     begin = time.monotonic()
     client.close()
     for thread in threads:
         thread.join()
     assert time.monotonic() - begin < 3
-    assert {error.sub for error in found} <= {"CLOSED", "CONNECTION_LOST"}
+    assert {error.sub for error in errors} <= {"CLOSED", "CONNECTION_LOST"}
     with pytest.raises(RocketMQError) as caught:
         ask(client)
     assert caught.value.sub == "CLOSED"

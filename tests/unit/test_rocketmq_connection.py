@@ -58,9 +58,9 @@ def to() -> Iterator[Callable[..., Connection]]:
     opened: list[Connection] = []
 
     def connection(peer: Peer, **more: object) -> Connection:
-        made = Connection(peer.address, connect(peer.address, soon()), **more)  # type: ignore[arg-type]
-        opened.append(made)
-        return made
+        connection = Connection(peer.address, connect(peer.address, soon()), **more)  # type: ignore[arg-type]
+        opened.append(connection)
+        return connection
 
     yield connection
     for made in opened:
@@ -75,12 +75,12 @@ def error(pending: Pending[Any]) -> OrderedMQError:
 
 
 def lost(pending: Pending[Any]) -> RocketMQUnavailableError:
-    found = error(pending)
-    assert isinstance(found, RocketMQUnavailableError)
-    assert found.sub == "CONNECTION_LOST"
-    assert found.retriable
-    assert found.outcome_unknown
-    return found
+    failure = error(pending)
+    assert isinstance(failure, RocketMQUnavailableError)
+    assert failure.sub == "CONNECTION_LOST"
+    assert failure.retriable
+    assert failure.outcome_unknown
+    return failure
 
 
 def echo(link: Link) -> None:
@@ -112,7 +112,7 @@ def test_answers_come_in_any_order(serve: Callable[..., Peer], to: Callable[...,
 
     connection = to(serve(script))
     pending = [connection.send(max_offset(number(n)), soon()) for n in range(50)]
-    assert [one.result() for one in reversed(pending)] == list(reversed(range(50)))
+    assert [request.result() for request in reversed(pending)] == list(reversed(range(50)))
     assert pending[0].result() == 0, "the result must stay available"
 
 
@@ -122,7 +122,7 @@ def test_more_requests_go_in_one_call_than_the_system_takes_parts_in_one_write(
     """A request for the ends of all queues of a large topic does that. A refused write used to end the connection and the membership."""
     connection = to(serve(echo))
     pending = connection.send_all([(max_offset(number(n)), None) for n in range(3000)], soon())
-    assert [one.result() for one in pending] == list(range(3000))
+    assert [request.result() for request in pending] == list(range(3000))
     assert not connection.closed
 
 
@@ -142,18 +142,18 @@ def test_threads_share_a_connection(serve: Callable[..., Peer], to: Callable[...
 
 
 def test_callbacks_may_send_the_next_request(serve: Callable[..., Peer], to: Callable[..., Connection]) -> None:
-    connection, found, done = to(serve(echo)), [], threading.Event()
+    connection, ends, done = to(serve(echo)), [], threading.Event()
 
     def next_one(pending: Pending[int]) -> None:
-        found.append(pending.result())
-        if len(found) < 100:
-            connection.send(max_offset(number(len(found))), soon(), next_one)
+        ends.append(pending.result())
+        if len(ends) < 100:
+            connection.send(max_offset(number(len(ends))), soon(), next_one)
         else:
             done.set()
 
     connection.send(max_offset(number(0)), soon(), next_one)
     assert done.wait(10)
-    assert found == list(range(100))
+    assert ends == list(range(100))
 
 
 def test_trap_1_a_push_with_the_number_of_a_request_is_not_its_answer(
@@ -316,10 +316,10 @@ def test_an_error_names_a_server_of_another_protocol_and_is_not_retriable(
         link.wait_for_end()
 
     connection = to(serve(script))
-    found = error(connection.send(max_offset(QUEUE), soon()))
-    assert isinstance(found, ProtocolError)
-    assert not found.retriable
-    assert says in found.message
+    failure = error(connection.send(max_offset(QUEUE), soon()))
+    assert isinstance(failure, ProtocolError)
+    assert not failure.retriable
+    assert says in failure.message
     assert isinstance(error(connection.send(max_offset(QUEUE), soon())), ProtocolError)
 
 
@@ -329,8 +329,8 @@ def test_half_open_is_found_by_the_first_deadline_and_ends_the_connection(
     connection = to(serve(lambda link: link.wait_for_end()), silence=0.2)
     long = connection.send(max_offset(QUEUE), soon(60))
     begin = time.monotonic()
-    found = error(connection.send(max_offset(QUEUE), soon(0.3)))
-    assert found.sub == "TIMEOUT"
+    failure = error(connection.send(max_offset(QUEUE), soon(0.3)))
+    assert failure.sub == "TIMEOUT"
     assert time.monotonic() - begin < 2
     assert "sent nothing" in lost(long).message
     assert connection.closed
@@ -369,8 +369,8 @@ def test_a_server_that_does_not_read(serve: Callable[..., Peer], to: Callable[..
     connection = to(serve(lambda link: stop.wait(20)))
     large = send(QUEUE, bytes(15 * 1024 * 1024), "", group="g", born=0)
     begin = time.monotonic()
-    found = error(connection.send(large, soon(0.3)))
-    assert (found.sub, "did not read" in found.message) == ("UNREACHABLE", True)
+    failure = error(connection.send(large, soon(0.3)))
+    assert (failure.sub, "did not read" in failure.message) == ("UNREACHABLE", True)
     assert time.monotonic() - begin < 3
     # The stream ends inside the frame, so nothing can follow it.
     assert connection.closed
@@ -388,9 +388,9 @@ def test_others_wait_for_a_large_request_until_their_own_deadline(
     sender.start()
     until(lambda: connection.in_flight == 1)
     time.sleep(0.1)
-    found = error(connection.send(max_offset(QUEUE), soon(0.2)))
-    assert found.sub == "UNREACHABLE"
-    assert not getattr(found, "outcome_unknown")  # noqa: B009
+    failure = error(connection.send(max_offset(QUEUE), soon(0.2)))
+    assert failure.sub == "UNREACHABLE"
+    assert not getattr(failure, "outcome_unknown")  # noqa: B009
     sender.join()
     stop.set()
 
@@ -405,9 +405,9 @@ def test_close_ends_all_waiting_requests(serve: Callable[..., Peer], to: Callabl
         link.wait_for_end()
 
     connection = to(serve(script))
-    found: list[OrderedMQError] = []
+    errors: list[OrderedMQError] = []
     threads = [
-        threading.Thread(target=lambda: found.append(error(connection.send(max_offset(QUEUE), soon(60))))) for _ in range(10)
+        threading.Thread(target=lambda: errors.append(error(connection.send(max_offset(QUEUE), soon(60))))) for _ in range(10)
     ]
     for thread in threads:
         thread.start()
@@ -417,8 +417,8 @@ def test_close_ends_all_waiting_requests(serve: Callable[..., Peer], to: Callabl
     for thread in threads:
         thread.join()
     assert time.monotonic() - begin < 2
-    assert {one.sub for one in found} == {"CONNECTION_LOST"}
-    assert all("this client closed it" in one.message for one in found)
+    assert {one.sub for one in errors} == {"CONNECTION_LOST"}
+    assert all("this client closed it" in one.message for one in errors)
     connection.close()
 
 
@@ -509,7 +509,7 @@ def test_requests_pass_over_tls(serve: Callable[..., Peer], certificates: Path, 
     connection = Connection.open(serve(script, tls=server_context(certificates)).address, soon(), tls=ssl_context(options))
     try:
         pending = [connection.send(pull(QUEUE, "g", n, 32), soon(30)) for n in range(20)]
-        assert all(one.result().body == body for one in pending)
+        assert all(request.result().body == body for request in pending)
         assert connection.call(max_offset(number(9)), soon()) == 9
     finally:
         connection.close()
@@ -561,12 +561,12 @@ def test_tls_under_threads_that_read_and_write_at_once(serve: Callable[..., Peer
 def test_tls_with_a_certificate_of_the_clients(serve: Callable[..., Peer], certificates: Path) -> None:
     context = server_context(certificates, client_ca=certificates / "client.pem")
     peer = serve(echo, tls=context)
-    known = TlsOptions(
+    options = TlsOptions(
         ca_file=str(certificates / "server.pem"),
         cert_file=str(certificates / "client.pem"),
         key_file=str(certificates / "client.key"),
     )
-    connection = Connection.open(peer.address, soon(), tls=ssl_context(known))
+    connection = Connection.open(peer.address, soon(), tls=ssl_context(options))
     assert connection.call(max_offset(number(4)), soon()) == 4
     connection.close()
 

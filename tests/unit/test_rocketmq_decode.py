@@ -263,9 +263,9 @@ def test_large_responses_are_divided_where_records_begin() -> None:
         given[1] = given[1][:-1]
         assert not same(given, everything("queue_offset"))
     one = b"".join(responses([usual(n) for n in range(500)], 500))
-    found = record_starts(np.frombuffer(one, np.uint8), np.array([0]), np.array([len(one)]))
-    assert found is not None
-    assert len(found) == 500
+    starts = record_starts(np.frombuffer(one, np.uint8), np.array([0]), np.array([len(one)]))
+    assert starts is not None
+    assert len(starts) == 500
 
 
 # -- refusals
@@ -285,13 +285,13 @@ def test_a_size_that_leads_astray_is_refused_wherever_it_stands() -> None:
     size = len(usual(0).pack())
     for response, record in ((0, 0), (0, 2), (7, 1), (15, 0), (15, 2)):
         for wrong in (0, -1, 90, 91, -size, -2 * size, 2 * size, 3 * size, 4 * size, size - 1, size + 1, -(2**31), 2**31 - 1):
-            given = [bytearray(one) for one in responses([usual(n) for n in range(48)], 3)]
+            given = [bytearray(response) for response in responses([usual(n) for n in range(48)], 3)]
             given[response][record * size : record * size + 4] = wrong.to_bytes(4, "big", signed=True)
             assert not same([bytes(one) for one in given], everything("queue_offset"))
     for some in ([0], [15], range(16)):
         for left in range(4, 91):
             # The last record is split in two, and the second part is smaller than any record.
-            given = [bytearray(one) for one in responses([usual(n) for n in range(48)], 3)]
+            given = [bytearray(response) for response in responses([usual(n) for n in range(48)], 3)]
             for response in some:
                 given[response][2 * size : 2 * size + 4] = (size - left).to_bytes(4, "big")
                 given[response][3 * size - left : 3 * size - left + 4] = left.to_bytes(4, "big")
@@ -301,7 +301,7 @@ def test_a_size_that_leads_astray_is_refused_wherever_it_stands() -> None:
 @RELAXED
 @given(st.lists(st.one_of(PLAIN, PLAIN, ODD), min_size=1, max_size=20), st.integers(1, 4), st.data())
 def test_changed_bytes_are_refused_or_read_alike(messages: list[Stored], size: int, data: st.DataObject) -> None:
-    given = [bytearray(one) for one in responses(messages, size)]
+    given = [bytearray(response) for response in responses(messages, size)]
     for _ in range(data.draw(st.integers(1, 3))):
         one = data.draw(st.sampled_from(given))
         one[data.draw(st.integers(0, len(one) - 1))] = data.draw(st.sampled_from([0, 1, 2, 3, 127, 128, 255]))
@@ -400,8 +400,8 @@ def test_trap_15_rows_end_before_a_wrong_checksum_if_it_is_verified(change: dict
     messages[33] = replace(messages[33], crc=1)
     given, columns = responses(messages, 7), ("queue_offset", "body")
     assert not same(given, everything(*columns))
-    found, stop = decode.decode(given, columns, QUEUE, verify_crc=True)
-    assert (found.column(0).to_pylist(), stop) == (list(range(33)), 33)
+    rows, stop = decode.decode(given, columns, QUEUE, verify_crc=True)
+    assert (rows.column(0).to_pylist(), stop) == (list(range(33)), 33)
     with pytest.raises(Unreadable, match="does not have the checksum that was stored with it") as caught:
         decode.decode(given, columns, QUEUE, begin=33, verify_crc=True)
     assert caught.value.offset == 33

@@ -58,9 +58,9 @@ def read(bodies: list[SendBody]) -> list[tuple[bytes, dict[str, str]]]:
     for one in bodies:
         assert one.first == len(messages)
         if one.properties is None:
-            found = list(parse_batch(bytes(one.body)))
-            assert len(found) == one.rows > 0
-            messages += [(message.body, parse_properties(message.properties)) for message in found]
+            batch_messages = list(parse_batch(bytes(one.body)))
+            assert len(batch_messages) == one.rows > 0
+            messages += [(message.body, parse_properties(message.properties)) for message in batch_messages]
         else:
             assert one.rows == 1
             messages.append((bytes(one.body), parse_properties(one.properties.encode())))
@@ -106,7 +106,7 @@ def test_trap_13_the_unique_key_stands_in_each_message_and_not_in_the_envelope()
     bodies = sent(batch(body=[b"a", b"b"]))
     assert [properties for _, properties in read(bodies)] == [{"UNIQ_KEY": "U0"}, {"UNIQ_KEY": "U1"}]
     # The request's header needs no properties, because the sender sets m=true.
-    assert [one.properties for one in bodies] == [None]
+    assert [body.properties for body in bodies] == [None]
 
 
 def test_null_and_empty_values_are_no_properties() -> None:
@@ -187,7 +187,7 @@ def test_rows_arrive_as_they_were(given_rows: list[Any]) -> None:
         tags=tags,
         keys=keys,
         sharding_key=sharding,
-        properties=[list(one.items()) if one is not None else None for one in properties],
+        properties=[list(property.items()) if property is not None else None for property in properties],
     )
     # The sender's X replaces a user's property of that name.
     arrived = read(sent(normalise(rows, "queue q"), X=pa.array(extra, pa.string())))
@@ -225,7 +225,7 @@ def test_many_rows_are_encoded_part_by_part(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_trap_13_a_batch_fits_the_brokers_limit_however_small_its_messages_are() -> None:
     bodies = sent(batch(body=[b""] * 40_000))
-    assert sum(one.rows for one in bodies) == 40_000
+    assert sum(body.rows for body in bodies) == 40_000
     # Each message becomes a record of 91 bytes plus the topic's name, its properties and those that the broker adds.
     for one in bodies:
         assert one.rows * (91 - 22 + 127 + BROKERS_SHARE) + len(one.body) <= MAX_BODY_BYTES
@@ -236,9 +236,9 @@ def test_a_message_that_is_too_large_for_a_batch_goes_alone(size: int) -> None:
     rows = batch(body=[b"small", b"x" * size, b"small"], tags=["a", "b", "c"])
     bodies = list(encode(rows, pa.array(["U0", "U1", "U2"]), "queue q"))
     assert [len(body) for body, _ in read(bodies)] == [5, size, 5]
-    assert [found["UNIQ_KEY"] for _, found in read(bodies)] == ["U0", "U1", "U2"]
+    assert [properties["UNIQ_KEY"] for _, properties in read(bodies)] == ["U0", "U1", "U2"]
     alone = size + 22 + len("TAGS\x01b\x02UNIQ_KEY\x01U1\x02") > MAX_BODY_BYTES
-    assert [one.properties is not None for one in bodies if one.first == 1] == ([alone] if len(bodies) == 3 else [])
+    assert [body.properties is not None for body in bodies if body.first == 1] == ([alone] if len(bodies) == 3 else [])
 
 
 def test_each_message_says_its_number_and_its_place_in_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,8 +253,8 @@ def test_each_message_says_its_number_and_its_place_in_its_request(monkeypatch: 
         bodies = list(encode(rows, unique(100), "queue q", stamp=stamp))
         messages = read(bodies)
         assert [properties["TAGS"] for _, properties in messages] == [str(number) for number in range(100)]
-        assert sum(one.properties is not None for one in bodies) == 1
-        places = [(one.first + place, place) for one in bodies for place in range(one.rows)]
+        assert sum(body.properties is not None for body in bodies) == 1
+        places = [(body.first + place, place) for body in bodies for place in range(body.rows)]
         assert sum(place == 0 for _, place in places) > 10
         assert [properties.get("S") for _, properties in messages] == [
             f"a.{first + number:012d}{place:04d}" if stamp else None for number, place in places
@@ -264,7 +264,7 @@ def test_each_message_says_its_number_and_its_place_in_its_request(monkeypatch: 
 def test_a_request_has_at_most_ten_thousand_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("orderedmq.rocketmq.codec.encode.STORED_BYTES", 1 << 40)
     bodies = list(encode(batch(body=[b""] * 10_001), unique(10_001), "queue q", stamp=Stamp("S", "", 0)))
-    assert [one.rows for one in bodies] == [10_000, 1]
+    assert [body.rows for body in bodies] == [10_000, 1]
     assert [properties["S"][12:] for _, properties in read(bodies)][-2:] == ["9999", "0000"]
 
 
@@ -329,9 +329,9 @@ def test_a_fifo_batch_has_the_key_of_its_first_row_in_its_envelope_and_each_row_
     monkeypatch.setattr(module, "MOST_ROWS", 2)
     rows = normalise(batch(body=[b"a", b"b", b"c"], sharding_key=["k1", "k2", "k3"]), "q")
     bodies = list(encode(rows, unique(3), "q", packing=Packing.FIFO_BATCH))
-    assert [one.envelope for one in bodies] == ["__SHARDINGKEY\x01k1\x02", "__SHARDINGKEY\x01k3\x02"]
+    assert [body.envelope for body in bodies] == ["__SHARDINGKEY\x01k1\x02", "__SHARDINGKEY\x01k3\x02"]
     assert [properties["__SHARDINGKEY"] for _, properties in read(bodies)] == ["k1", "k2", "k3"]
-    assert [send_request(QUEUE, one, "g").ext["i"] for one in bodies] == [one.envelope for one in bodies]
+    assert [send_request(QUEUE, body, "g").ext["i"] for body in bodies] == [body.envelope for body in bodies]
     assert [one.envelope for one in encode(rows, unique(3), "q")] == ["", ""]
     alone = list(encode(rows, unique(3), "q", packing=Packing.ALONE))
     assert [(one.rows, one.envelope) for one in alone] == [(1, "")] * 3

@@ -66,12 +66,12 @@ STREAM = framed(JSON_ANSWER) + framed(BINARY_ANSWER, b"bodies", 1) + framed(JSON
 @given(st.lists(COMMANDS, max_size=5), st.lists(st.integers(1, 200), min_size=1, max_size=20), st.integers(64, 400))
 def test_a_stream_cut_anywhere_gives_the_same_commands(commands: list[RemotingCommand], cuts: list[int], size: int) -> None:
     stream = b"".join(encode(command) for command in commands)
-    decoder, found, at, i = FrameDecoder(buffer_size=size), [], 0, 0
+    decoder, decoded, at, i = FrameDecoder(buffer_size=size), [], 0, 0
     while at < len(stream):
-        found += feed(decoder, stream[at : at + cuts[i % len(cuts)]])
+        decoded += feed(decoder, stream[at : at + cuts[i % len(cuts)]])
         at += cuts[i % len(cuts)]
         i += 1
-    assert found == commands
+    assert decoded == commands
     assert decoder.at_boundary
 
 
@@ -158,19 +158,19 @@ def test_ids_that_are_not_decoded_are_the_same(ext: dict[str, str], remark: str,
     [plain] = feed(FrameDecoder(), given)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(frame, "_LONG_HEADER", 0)
-        [found] = feed(FrameDecoder(), given)
-    assert found == plain
+        [command] = feed(FrameDecoder(), given)
+    assert command == plain
 
 
 def test_the_ids_in_the_answer_to_a_batch() -> None:
     ids = ",".join(f"7F00000100002A9F{number:016X}" for number in range(1000))
     header = {"code": 0, "extFields": {"queueId": "1", "msgId": ids, "queueOffset": "42"}, "opaque": 7, "flag": 1}
-    [found] = feed(FrameDecoder(), framed(json.dumps(header, separators=(",", ":")).encode()))
-    assert found.ext == {"queueId": "1", "msgId": ids, "queueOffset": "42"}
+    [command] = feed(FrameDecoder(), framed(json.dumps(header, separators=(",", ":")).encode()))
+    assert command.ext == {"queueId": "1", "msgId": ids, "queueOffset": "42"}
     for odd in (ids + '\\"', ids + "é"):
         header["extFields"] = {"msgId": odd}
-        [found] = feed(FrameDecoder(), framed(json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()))
-        assert found.ext == {"msgId": odd}
+        [command] = feed(FrameDecoder(), framed(json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()))
+        assert command.ext == {"msgId": odd}
 
 
 BAD_HEADERS: list[Any] = [

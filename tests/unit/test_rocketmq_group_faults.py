@@ -138,9 +138,9 @@ class Query:
 
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
-    with Cluster() as made:
-        made.routes["T"] = {}
-        yield made
+    with Cluster() as cluster:
+        cluster.routes["T"] = {}
+        yield cluster
 
 
 @pytest.fixture

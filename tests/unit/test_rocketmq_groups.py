@@ -297,8 +297,8 @@ def test_the_report_of_a_java_consumer_has_topics_strategy_and_locks(java: bytes
     ],
 )
 def test_filters_of_other_clients_are_compared_by_meaning(read: list[tuple[str, str, str]], filter_: str, kind: str) -> None:
-    found = running_info.subscription_of([TopicSubscription(*one) for one in read], "AVG")
-    assert (found.filter, found.filter_type) == (filter_, kind)
+    subscription = running_info.subscription_of([TopicSubscription(*one) for one in read], "AVG")
+    assert (subscription.filter, subscription.filter_type) == (filter_, kind)
 
 
 def test_a_heartbeat_says_the_filter_but_not_of_retries() -> None:
@@ -454,11 +454,11 @@ class Answers:
 
     def groups(self, monkeypatch: pytest.MonkeyPatch) -> RocketMQGroups:
         monkeypatch.setattr("orderedmq.rocketmq.group.groups._MEMBER_POLL", 0.0)
-        made = object.__new__(RocketMQGroups)
-        made._directory = cast(membership.Directory, self)
-        monkeypatch.setattr(made, "_brokers_of", lambda _: {} if self.left and self.left[0] == "no address" else {"a": "h:1"})
-        monkeypatch.setattr(made, "_fenced", lambda _: [])
-        return made
+        groups = object.__new__(RocketMQGroups)
+        groups._directory = cast(membership.Directory, self)
+        monkeypatch.setattr(groups, "_brokers_of", lambda _: {} if self.left and self.left[0] == "no address" else {"a": "h:1"})
+        monkeypatch.setattr(groups, "_fenced", lambda _: [])
+        return groups
 
     def ids(self, group: str, brokers: Sequence[str]) -> list[str]:
         answer = self.left.pop(0) if self.left else "c"

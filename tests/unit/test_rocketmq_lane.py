@@ -252,14 +252,14 @@ def test_another_thread_can_end_a_lane_that_waits(lane_to: Callable[..., Lane]) 
 
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
-    with Cluster() as made:
-        yield made
+    with Cluster() as cluster:
+        yield cluster
 
 
 @pytest.fixture
 def client(cluster: Cluster) -> Iterator[Client]:
-    with Client(cluster.nameserver().address) as made:
-        yield made
+    with Client(cluster.nameserver().address) as client:
+        yield client
 
 
 def test_a_lane_is_kept_for_the_next_pull_and_no_two_threads_have_the_same(cluster: Cluster, client: Client) -> None:

@@ -111,6 +111,6 @@ def test_expired_messages_are_a_loss_of_data(expired: Any) -> None:
 
 
 def test_a_queue_whose_messages_expired_can_be_described(expired: Any) -> None:
-    (found,) = expired.admin.describe_topic("T")
-    assert (found.bounds, found.first_timestamp, found.last_timestamp) == (QueueBounds(0, 10), None, None)
+    (description,) = expired.admin.describe_topic("T")
+    assert (description.bounds, description.first_timestamp, description.last_timestamp) == (QueueBounds(0, 10), None, None)
     assert not expired.log.is_another("T", "a/0/9@80")

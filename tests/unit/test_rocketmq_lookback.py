@@ -281,12 +281,12 @@ def test_stamps_are_read_alike_by_column_and_one_by_one(seed: int) -> None:
     assert len(plain) == sum(read_stamp(message.properties, SINK) is not None for message in messages)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(message_stamp, "_FEW", 0)
-        found = find_messages(batch, writer)
-    assert set(found) <= set(plain)
-    assert [one for one in found if one.digest] == [one for one in plain if one.digest]
+        by_column = find_messages(batch, writer)
+    assert set(by_column) <= set(plain)
+    assert [one for one in by_column if one.digest] == [one for one in plain if one.digest]
     others = [one for one in plain if not one.digest]
-    firsts = {one.batch: one for one in reversed(others)}
-    assert {*firsts.values(), *others[-1:]} == {one for one in found if not one.digest}
+    firsts = {other.batch: other for other in reversed(others)}
+    assert {*firsts.values(), *others[-1:]} == {one for one in by_column if not one.digest}
 
 
 def test_sinks_have_names_of_their_own_that_a_property_can_have() -> None:

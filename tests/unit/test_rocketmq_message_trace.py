@@ -146,8 +146,8 @@ def dispatcher(monkeypatch: pytest.MonkeyPatch) -> TraceDispatcher:
 def answered(traces: TraceDispatcher, topic: str, code: int = 0, **fields: str) -> SendResult:
     """Answer a request whose answer is reported to a dispatcher."""
     _, (request,) = sent({"body": ["a", "b"]})
-    made = send_request(MessageQueue(topic, "broker-a", 3), request.body, "me", traces.sent)
-    return made.answer(RemotingCommand(code, ext={**ANSWER, **fields}), "127.0.0.1:1")
+    request_to_send = send_request(MessageQueue(topic, "broker-a", 3), request.body, "me", traces.sent)
+    return request_to_send.answer(RemotingCommand(code, ext={**ANSWER, **fields}), "127.0.0.1:1")
 
 
 def test_a_send_is_told_with_what_its_broker_answers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,8 +87,8 @@ def test_bodies_have_the_servers_names() -> None:
     asked = json.loads(bytes(ACME.request(group_requests.lock("billing", "me", [QUEUE])).body))
     assert asked["consumerGroup"] == "acme%billing"
     assert asked["mqSet"] == [{"topic": "acme%orders", "brokerName": "a", "queueId": 1}]
-    made = json.loads(bytes(ACME.request(admin_requests.create_group("billing")).body))
-    assert made["groupName"] == "acme%billing"
+    group = json.loads(bytes(ACME.request(admin_requests.create_group("billing")).body))
+    assert group["groupName"] == "acme%billing"
 
 
 def _answered(request: Request[Any], body: object) -> object:

@@ -30,12 +30,12 @@ def cut(texts: list[bytes], names: list[str] = NAMES, seed: int | None = None) -
         data += texts[row] + b"\x02TAGS\x01no\x02"
     first = np.array([begins[row] for row in range(len(texts))], dtype=np.int64)
     ends = first + np.array(list(map(len, texts)), dtype=np.int64)
-    found = cut_by_template(np.frombuffer(data, np.uint8), first, ends, [name.encode() for name in names], order_of(first))
-    return None if found is None else {name: found[name.encode()].cast(pa.string()).to_pylist() for name in names}
+    columns = cut_by_template(np.frombuffer(data, np.uint8), first, ends, [name.encode() for name in names], order_of(first))
+    return None if columns is None else {name: columns[name.encode()].cast(pa.string()).to_pylist() for name in names}
 
 
 def right(texts: list[bytes], names: list[str] = NAMES) -> dict[str, list[str | None]]:
-    parsed = [parse_properties(one) for one in texts]
+    parsed = [parse_properties(text) for text in texts]
     return {name: [one.get(name) for one in parsed] for name in names}
 
 
@@ -62,7 +62,7 @@ def test_values_of_any_length_are_cut_where_names_are_alike() -> None:
 
 def test_a_name_twice_has_its_last_value() -> None:
     for pairs in ("12", "1n", "n1", "nn", "1n2", "n1n", "12n"):
-        texts = [text(("TAGS", "t"), *(("KEYS", str(n) if one == "n" else one) for one in pairs)) for n in range(50)]
+        texts = [text(("TAGS", "t"), *(("KEYS", str(n) if pair == "n" else pair) for pair in pairs)) for n in range(50)]
         assert cut(texts) == right(texts), pairs
 
 
@@ -153,8 +153,8 @@ def test_messages_of_one_producer_with_any_values_are_cut_rightly_or_not(
     texts = [text(*((name, fixed.get(name) or draw.choice(some)) for name in names), last=last) for _ in range(rows)]
     if odd is not None:
         texts[data.draw(st.integers(0, rows - 1))] = odd
-    found = cut(texts, seed=seed)
-    assert found is None or found == right(texts)
+    values = cut(texts, seed=seed)
+    assert values is None or values == right(texts)
 
 
 @examples(3)
@@ -164,7 +164,7 @@ def test_a_changed_byte_is_cut_rightly_or_not(data: st.DataObject) -> None:
     for _ in range(data.draw(st.integers(1, 3))):
         one = data.draw(st.sampled_from(texts))
         one[data.draw(st.integers(0, len(one) - 1))] = data.draw(st.sampled_from([0, 1, 2, 65, 255]))
-    given = [bytes(one) for one in texts]
+    given = [bytes(text) for text in texts]
     found = None
     try:
         found = cut(given)

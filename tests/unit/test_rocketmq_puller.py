@@ -72,16 +72,16 @@ class FakeLane:
 
     def receive(self, timeout: float) -> list[lane.Answer]:
         draw = self._broker.random
-        found: list[lane.Answer] = []
+        answers: list[lane.Answer] = []
         for _ in range(1 if draw is None else draw.randint(0, len(self._waiting))):
             begin, count, answer = self._waiting.pop(0 if draw is None else draw.randrange(len(self._waiting)))
-            found.append((begin, count, answer))
+            answers.append((begin, count, answer))
             if isinstance(answer, OrderedMQError) and answer.sub == UnavailableCondition.CONNECTION_LOST:
                 self.closed = True
-                found += [(begin, count, answer) for begin, count, _ in self._waiting]
+                answers += [(begin, count, answer) for begin, count, _ in self._waiting]
                 self._waiting.clear()
                 break
-        return found
+        return answers
 
 
 class FakeBroker:
@@ -182,10 +182,10 @@ def puller_of(broker: FakeBroker, patience: float = 5.0) -> Puller:
 
 
 def everything(puller: Puller, begin: int, most: int = 1 << 40, size: int = 1 << 40, until: int | None = None) -> list[int]:
-    found: list[int] = []
-    while batch := puller.pull(QUEUE, begin + len(found), most, size, COLUMNS, until).to_pydict()["queue_offset"]:
-        found += batch
-    return found
+    offsets: list[int] = []
+    while batch := puller.pull(QUEUE, begin + len(offsets), most, size, COLUMNS, until).to_pydict()["queue_offset"]:
+        offsets += batch
+    return offsets
 
 
 @pytest.fixture
@@ -340,8 +340,8 @@ def test_messages_read_ahead_are_discarded_if_the_next_pull_differs(
         begin = 4970
         with pytest.raises(TopicError):
             puller.pull(QUEUE, begin, most, 1 << 40, COLUMNS)
-    found = puller.pull(QUEUE, begin, most, 1 << 40, COLUMNS).column("queue_offset").to_pylist()
-    assert found == list(range(begin, min(begin + most, 5000)))
+    offsets = puller.pull(QUEUE, begin, most, 1 << 40, COLUMNS).column("queue_offset").to_pylist()
+    assert offsets == list(range(begin, min(begin + most, 5000)))
     assert broker.asked[0][0] == begin
     assert broker.given_back[0].in_flight > 0, "the lane must be given back with its pulls in flight, so that it is closed"
 
@@ -691,13 +691,13 @@ A = Filter(tags=("a",))
 
 
 def matching(puller: Puller, begin: int, end: int, size: int = 1 << 40, step: int = 1 << 40) -> list[int]:
-    found: list[int] = []
+    offsets: list[int] = []
     while begin < end:
         batch, after = puller.pull_matching(QUEUE, begin, min(end - begin, step), size, COLUMNS, A)
         assert begin < after <= end
-        found += batch.column("queue_offset").to_pylist()
+        offsets += batch.column("queue_offset").to_pylist()
         begin = after
-    return found
+    return offsets
 
 
 @given(
@@ -885,8 +885,8 @@ def test_rows_end_before_a_body_whose_checksum_is_wrong_if_that_is_verified(coun
         puller = Puller(broker, PullSettings(verify_body_crc=True))  # type: ignore[arg-type]
 
         def rows(begin: int, columns: tuple[str, ...] = COLUMNS, puller: Puller = puller) -> list[int]:
-            found: list[int] = puller.pull(QUEUE, begin, count, 1 << 40, columns).column(0).to_pylist()
-            return found
+            offsets: list[int] = puller.pull(QUEUE, begin, count, 1 << 40, columns).column(0).to_pylist()
+            return offsets
 
         assert rows(10) == list(range(10, 20))
         with pytest.raises(DataLossError) as caught:
@@ -901,11 +901,11 @@ def test_rows_end_before_a_body_whose_checksum_is_wrong_if_that_is_verified(coun
         assert rows(21) == list(range(21, min(21 + count, 330)))
         # A pull without the body returns the row. A pull with another tag skips it.
         assert rows(10, ("queue_offset",)) == list(range(10, 10 + count))
-        found, end = puller.pull_matching(QUEUE, 10, count, 1 << 40, COLUMNS, A)
-        assert (found.column(0).to_pylist(), end) == (list(range(10, 20, 2)), 20)
+        offsets, end = puller.pull_matching(QUEUE, 10, count, 1 << 40, COLUMNS, A)
+        assert (offsets.column(0).to_pylist(), end) == (list(range(10, 20, 2)), 20)
         with pytest.raises(DataLossError, match="UNREADABLE.* message 20 "):
             puller.pull_matching(QUEUE, 20, count, 1 << 40, COLUMNS, A)
-        found, end = puller.pull_matching(QUEUE, 10, count, 1 << 40, COLUMNS, Filter(tags=("b",)))
-        assert (found.column(0).to_pylist(), end) == (list(range(11, 10 + count, 2)), 10 + count)
+        offsets, end = puller.pull_matching(QUEUE, 10, count, 1 << 40, COLUMNS, Filter(tags=("b",)))
+        assert (offsets.column(0).to_pylist(), end) == (list(range(11, 10 + count, 2)), 10 + count)
         # By default checksums are not verified.
         assert puller_of(broker).pull(QUEUE, 10, count, 1 << 40, COLUMNS).num_rows == count

@@ -75,9 +75,9 @@ class Dropping:
 
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
-    with Cluster() as made:
-        made.fields = {"MSG_REGION": ""}
-        yield made
+    with Cluster() as cluster:
+        cluster.fields = {"MSG_REGION": ""}
+        yield cluster
 
 
 def read_all(cluster: Cluster, most: int = 2000) -> list[int]:
@@ -160,15 +160,15 @@ def test_a_pull_without_an_answer_is_sent_again_when_later_ones_were_answered(
 @pytest.fixture
 def lane_to() -> Iterator[Callable[..., Lane]]:
     peers: list[Peer] = []
-    made: list[Lane] = []
+    lanes: list[Lane] = []
 
     def lane(script: Callable[[Link], None], *, proxied: bool = True) -> Lane:
         peers.append(Peer(script))
-        made.append(Lane.open(peers[-1].address, soon(), proxied=proxied))
-        return made[-1]
+        lanes.append(Lane.open(peers[-1].address, soon(), proxied=proxied))
+        return lanes[-1]
 
     yield lane
-    for one in made:
+    for one in lanes:
         one.close()
     for peer in peers:
         peer.close()
@@ -235,10 +235,10 @@ def test_an_error_is_an_answer_too(lane_to: Callable[..., Lane]) -> None:
 
     lane = lane_to(script)
     lane.ask(TEMPLATE, ranges([0]), soon())
-    found: list[Answer] = []
-    while not found:
-        found = lane.receive(10.0)
-    [(begin, _, result)] = found
+    answers: list[Answer] = []
+    while not answers:
+        answers = lane.receive(10.0)
+    [(begin, _, result)] = answers
     assert begin == 0
     assert isinstance(result, OrderedMQError)
     assert result.sub == "BUSY"
@@ -254,11 +254,11 @@ def test_a_proxy_that_is_gone_is_given_up_however_often_it_was_asked(lane_to: Ca
     lane = lane_to(script)
     lane._stalled = 1.0
     lane.ask(TEMPLATE, ranges([0, 1]), soon())
-    found: list[Answer] = []
-    while not found:
-        found = lane.receive(10.0)
+    answers: list[Answer] = []
+    while not answers:
+        answers = lane.receive(10.0)
     assert lane.closed
-    assert len(found) == 2
+    assert len(answers) == 2
     # Requests are repeated 0.1, 0.2, 0.4 and 0.8 s after the first ones. A busy machine skips some repetitions.
     assert asked[:2] == [0, 32]
     assert set(asked[2:]) == {0}
@@ -317,6 +317,6 @@ def test_no_more_requests_about_queues_are_in_flight_than_a_proxy_answers(cluste
     with Client(cluster.nameserver().address) as client:
         client.route("T", soon())
         queues = [QUEUE._replace(queue_id=number) for number in range(1000)]
-        found = ask_queues(client, [(queue, max_offset(queue)) for queue in queues], soon())
-    assert found == list(range(1000))
+        ends = ask_queues(client, [(queue, max_offset(queue)) for queue in queues], soon())
+    assert ends == list(range(1000))
     assert max(together) <= UNWRITTEN // 500

@@ -14,10 +14,10 @@ def test_no_two_registers_of_a_group_share_a_place_even_if_a_sink_uses_the_group
     of_brokers = [queue for queue in queues if queue.queue_id == 0]
     places = [
         *queues,
-        *(made(queue) for made in (registers.fence, registers.tenure, registers.reset) for queue in queues),
+        *(register(queue) for register in (registers.fence, registers.tenure, registers.reset) for queue in queues),
         *(
-            made(queue)
-            for made in (registers.mark, registers.writer, registers.queues, registers.committed)
+            register(queue)
+            for register in (registers.mark, registers.writer, registers.queues, registers.committed)
             for queue in of_brokers
         ),
         *(registers.history(queue, slot) for queue in of_brokers for slot in range(commit_history.SLOTS)),
@@ -29,7 +29,7 @@ def test_no_two_registers_of_a_group_share_a_place_even_if_a_sink_uses_the_group
 
 def test_the_queue_of_a_register_exists() -> None:
     queue = MessageQueue("a", "x", 7)
-    for made in (registers.fence, registers.tenure, registers.reset):
-        assert registers.queue_of(made(queue)) == queue
-    for made in (registers.mark, registers.writer, registers.committed, lambda one: registers.history(one, 3)):
-        assert registers.queue_of(made(queue)).queue_id == 0
+    for register in (registers.fence, registers.tenure, registers.reset):
+        assert registers.queue_of(register(queue)) == queue
+    for register in (registers.mark, registers.writer, registers.committed, lambda one: registers.history(one, 3)):
+        assert registers.queue_of(register(queue)).queue_id == 0

@@ -207,8 +207,8 @@ def test_a_brokers_version_is_in_its_answer() -> None:
 
 
 def test_a_topics_type_is_among_its_attributes_and_normal_by_default() -> None:
-    made = admin_requests.create_topic("T", 2, message_type="FIFO")
-    assert made.ext["attributes"] == "+message.type=FIFO"
+    creation = admin_requests.create_topic("T", 2, message_type="FIFO")
+    assert creation.ext["attributes"] == "+message.type=FIFO"
     assert "attributes" not in admin_requests.create_topic("T", 2).ext
     asked = admin_requests.message_type("T")
     assert answer(asked, 0, body=b'{"topicName":"T","attributes":{"message.type":"FIFO","x":"y"}}') == "FIFO"
@@ -225,9 +225,9 @@ def test_trap_17_a_code_that_a_server_does_not_know_has_an_error_of_its_own() ->
 def test_trap_4_and_5_a_pull_says_where_to_go_on_and_what_the_bounds_are() -> None:
     pull = message_requests.pull(QUEUE, "g", 7, 1000)
     ext: dict[str, Any] = {"nextBeginOffset": "39", "minOffset": "2", "maxOffset": "100", "suggestWhichBrokerId": "1"}
-    found = answer(pull, 0, body=b"messages", **ext)
-    assert (found.status, found.next_begin_offset, found.min_offset, found.max_offset) == (PullStatus.FOUND, 39, 2, 100)
-    assert (found.suggested_broker_id, found.body) == (1, b"messages")
+    result = answer(pull, 0, body=b"messages", **ext)
+    assert (result.status, result.next_begin_offset, result.min_offset, result.max_offset) == (PullStatus.FOUND, 39, 2, 100)
+    assert (result.suggested_broker_id, result.body) == (1, b"messages")
     statuses = {19: PullStatus.NO_NEW_MESSAGE, 20: PullStatus.NO_MATCHED_MESSAGE, 21: PullStatus.OFFSET_ILLEGAL}
     assert {code: answer(pull, code, **ext).status for code in statuses} == statuses
     for name in ("nextBeginOffset", "minOffset", "maxOffset"):

@@ -39,8 +39,8 @@ def names(queues: tuple[MessageQueue, ...]) -> list[str]:
 
 
 def test_producers_choose_among_writable_queues_by_broker_name() -> None:
-    found = route([broker_data("b"), broker_data("a")], [queue_data("b", 1, 3), queue_data("a", 4, 2), queue_data("c")])
-    assert names(found.publish_list()) == ["a0", "a1", "b0", "b1", "b2"]
+    parsed = route([broker_data("b"), broker_data("a")], [queue_data("b", 1, 3), queue_data("a", 4, 2), queue_data("c")])
+    assert names(parsed.publish_list()) == ["a0", "a1", "b0", "b1", "b2"]
 
 
 def test_consumers_divide_readable_queues_in_order() -> None:
@@ -54,21 +54,21 @@ def test_consumers_divide_readable_queues_in_order() -> None:
     ("perm", "written", "read"), [(0, 0, 0), (1, 0, 0), (2, 1, 0), (4, 0, 1), (6, 1, 1), (7, 1, 1), (14, 1, 1)]
 )
 def test_the_permission_decides_over_reading_and_writing(perm: int, written: int, read: int) -> None:
-    found = route([broker_data("a")], [queue_data("a", 1, 1, perm)])
-    assert len(found.publish_list()) == written
-    assert len(found.subscribe_set()) == read
+    parsed = route([broker_data("a")], [queue_data("a", 1, 1, perm)])
+    assert len(parsed.publish_list()) == written
+    assert len(parsed.subscribe_set()) == read
 
 
 def test_without_a_master_a_broker_is_read_but_not_written() -> None:
-    found = route([broker_data("a", 1, 2), broker_data("b", 0, 1)], [queue_data("a"), queue_data("b")])
-    assert names(found.publish_list()) == ["b0", "b1"]
-    assert names(found.subscribe_set()) == ["a0", "a1", "b0", "b1"]
+    parsed = route([broker_data("a", 1, 2), broker_data("b", 0, 1)], [queue_data("a"), queue_data("b")])
+    assert names(parsed.publish_list()) == ["b0", "b1"]
+    assert names(parsed.subscribe_set()) == ["a0", "a1", "b0", "b1"]
 
 
 def test_an_order_configuration_fixes_the_list_whatever_is_there() -> None:
-    found = route([broker_data("a")], [queue_data("a", 8, 8)], orderTopicConf="b:2;a:1")
-    assert names(found.publish_list()) == ["b0", "b1", "a0"]
-    assert len(found.subscribe_set()) == 8
+    parsed = route([broker_data("a")], [queue_data("a", 8, 8)], orderTopicConf="b:2;a:1")
+    assert names(parsed.publish_list()) == ["b0", "b1", "a0"]
+    assert len(parsed.subscribe_set()) == 8
 
 
 @pytest.mark.parametrize("conf", ["a", "a:", ":4", "a:x", "a:-1", "a:1;;b:1", "a:9999999"])
@@ -81,8 +81,8 @@ def test_names_sort_as_in_java() -> None:
     # By code points, U+FF5E comes before U+1F600. Java compares the latter's surrogate, which is lower.
     low, high = "\U0001f600", "\uff5e"
     assert sorted((low, high)) == [high, low]
-    found = route([broker_data(high), broker_data(low)], [queue_data(high, 1, 1), queue_data(low, 1, 1)])
-    assert names(found.publish_list()) == names(found.subscribe_set()) == [f"{low}0", f"{high}0"]
+    parsed = route([broker_data(high), broker_data(low)], [queue_data(high, 1, 1), queue_data(low, 1, 1)])
+    assert names(parsed.publish_list()) == names(parsed.subscribe_set()) == [f"{low}0", f"{high}0"]
 
 
 def test_a_static_topic_is_refused_by_name() -> None:
@@ -97,12 +97,12 @@ def test_a_static_topic_is_refused_by_name() -> None:
 
 def test_a_replica_that_acts_as_master_is_read_but_is_no_master() -> None:
     acting = {**broker_data("a", 0, 2), "enableActingMaster": True}
-    found = route([acting, broker_data("b")], [{**queue_data("a"), "perm": 4}, queue_data("b")])
-    broker = found.brokers["a"]
+    parsed = route([acting, broker_data("b")], [{**queue_data("a"), "perm": 4}, queue_data("b")])
+    broker = parsed.brokers["a"]
     assert (broker.master, broker.acting, broker.address(0)) == (None, True, acting["brokerAddrs"]["2"])
     assert sorted(broker.addresses.values()) == sorted(acting["brokerAddrs"].values())
-    assert names(found.publish_list()) == ["b0", "b1"]
-    assert names(found.subscribe_set()) == ["a0", "a1", "b0", "b1"]
+    assert names(parsed.publish_list()) == ["b0", "b1"]
+    assert names(parsed.subscribe_set()) == ["a0", "a1", "b0", "b1"]
     # Address 0 is a master if its queues are writable, or if the cluster has no acting masters.
     for broker_, perm in ((acting, 6), ({**acting, "enableActingMaster": False}, 4)):
         assert route([broker_], [{**queue_data("a"), "perm": perm}]).brokers["a"].master == acting["brokerAddrs"]["0"]
@@ -134,8 +134,8 @@ def test_two_nameservers_together_know_each_brokers_servers() -> None:
         table = {name: {"brokerName": name, "brokerAddrs": addresses} for name, addresses in brokers.items()}
         return parse_cluster(json.dumps({"brokerAddrTable": table, "clusterAddrTable": {"C": [*brokers]}}).encode())
 
-    found = known(a={"0": "a:1"}).united(known(a={"0": "former:1", "1": "a:2"}, b={"0": "b:1"}))
-    assert found == known(a={"0": "a:1", "1": "a:2"}, b={"0": "b:1"})
+    union = known(a={"0": "a:1"}).united(known(a={"0": "former:1", "1": "a:2"}, b={"0": "b:1"}))
+    assert union == known(a={"0": "a:1", "1": "a:2"}, b={"0": "b:1"})
 
 
 def test_trap_20_a_list_of_topics_has_names_that_are_no_users_topics() -> None:
@@ -188,11 +188,11 @@ def test_mutations_give_a_route_or_a_named_error(changes: list[tuple[int, str]])
     for at, replacement in changes:
         text[at] = replacement
     try:
-        found = parse_route("T", "".join(text).encode("utf-8", "surrogatepass"))
+        parsed = parse_route("T", "".join(text).encode("utf-8", "surrogatepass"))
     except RocketMQError:
         return
-    found.publish_list()
-    found.subscribe_set()
+    parsed.publish_list()
+    parsed.subscribe_set()
 
 
 def test_a_route_says_that_a_proxy_answered_also_with_brokers_of_an_earlier_one() -> None:

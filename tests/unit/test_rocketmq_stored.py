@@ -296,9 +296,9 @@ def test_properties_that_are_taken_come_back(properties: dict[str, str]) -> None
 
 def test_an_offset_message_id_names_a_place() -> None:
     for host in (b"\x7f\0\0\1", bytes(range(16))):
-        made = offset_message_id(host + (10911).to_bytes(4, "big"), 2**40 + 5)
-        assert len(made) == (32 if len(host) == 4 else 56)
-        assert bytes.fromhex(made) == host + (10911).to_bytes(4, "big") + (2**40 + 5).to_bytes(8, "big")
+        message_id = offset_message_id(host + (10911).to_bytes(4, "big"), 2**40 + 5)
+        assert len(message_id) == (32 if len(host) == 4 else 56)
+        assert bytes.fromhex(message_id) == host + (10911).to_bytes(4, "big") + (2**40 + 5).to_bytes(8, "big")
     assert offset_message_id(b"\x7f\0\0\1\0\0\x51\xaf", 128) == "7F000001000051AF0000000000000080"
 
 

@@ -51,12 +51,12 @@ def test_numbers_stay_in_31_bits_and_pass_over_those_that_are_in_use() -> None:
 @given(cuts=st.lists(st.integers(1, 60), max_size=20))
 def test_the_same_events_come_in_any_pieces(decoder: Callable[[], FrameDecoder], cuts: list[int]) -> None:
     one, data = stream(decoder), b"".join(map(answer, range(5)))
-    found = []
+    events = []
     for size in [*cuts, len(data)]:
         part, data = data[:size], data[size:]
         if part:
-            found += fed(one, part)
-    assert [event.opaque for event in found] == list(range(5))
+            events += fed(one, part)
+    assert [event.opaque for event in events] == list(range(5))
     assert one.lost is None
 
 

@@ -16,9 +16,9 @@ def route(request: RemotingCommand) -> bytes:
     """A route. The topic "static" has queues that move between brokers."""
     brokers = [{"brokerName": "a", "cluster": "C", "brokerAddrs": {"0": "h:1"}}]
     queues = [{"brokerName": "a", "readQueueNums": 1, "writeQueueNums": 1, "perm": 6}]
-    found = {"brokerDatas": brokers, "queueDatas": queues}
+    body = {"brokerDatas": brokers, "queueDatas": queues}
     mapping = {"topicQueueMappingByBroker": {"a": {"topic": "static"}}} if request.ext["topic"] == "static" else {}
-    return json.dumps({**found, **mapping}).encode()
+    return json.dumps({**body, **mapping}).encode()
 
 
 def test_a_static_topic_is_left_out_also_where_a_nameserver_has_to_be_asked_again() -> None:
