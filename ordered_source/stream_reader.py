@@ -23,13 +23,12 @@ from pyspark.sql.types import StructType
 
 from ordered_source import group_session, partition_reader, plan
 from ordered_source.admission import Admission
-from ordered_source.anchors import Anchors
 from ordered_source.columns import arrow_schema, chosen_columns
 from ordered_source.group_session import Session
 from ordered_source.lot_planner import NO_LOTS, BatchLots, LotPlanner, require_none, require_none_left, without_lots
 from ordered_source.older_spark import ReadLimit, SupportsTriggerAvailableNow, called_by_this_release
 from ordered_source.partition_reader import LotSpan, QueuePartition
-from ordered_source.positions import Positions
+from ordered_source.positions import Anchors, Positions
 from ordered_source.stopping import StopRequest
 from ordered_source.topic_watch import TopicWatch
 from orderedmq.broker import Broker

@@ -25,10 +25,9 @@ from pyspark.sql import DataFrame
 
 from ordered_source.columns import TICKET, LotPlace
 from ordered_source.listener.calls import Awaiting, Calls, Inline, Threads
-from ordered_source.listener.rows import Columns, Rows
 from ordered_source.listener.send_back import SendBack, require_retries, told
 from ordered_source.listener.settled import Settled
-from ordered_source.listener.tasks import by_queue, lock_of, naming, run_in_tasks, write_letters
+from ordered_source.listener.tasks import Columns, Rows, by_queue, lock_of, naming, run_in_tasks, write_letters
 from ordered_source.listener.tracing import NO_TRACING, Tracing
 from ordered_source.read_context import ReadContext, TaskLock
 from orderedmq.conditions import OptionCondition, SchemaCondition

@@ -6,14 +6,14 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import groupby
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
-from ordered_source.columns import LOCK_TOKEN
+from ordered_source.columns import LOCK_TOKEN, LotPlace
 from ordered_source.read_context import ReadContext, TaskLock
 from orderedmq.broker import Broker, PullSettings
 from orderedmq.conditions import OptionCondition, SchemaCondition
@@ -25,6 +25,7 @@ from orderedmq.ownership.lock import LockToken
 from orderedmq.pulls import pulls_at
 from orderedmq.rows.dead_letters import dead_letter_properties, left_out
 from orderedmq.spark_support import concise
+from orderedmq.text import valid
 
 log = logging.getLogger("orderedmq")
 
@@ -245,3 +246,44 @@ def _read(broker: Broker, token: LockToken, messages: Sequence[Message], missing
         for chosen, rows in pulls_at(log, token.queue, offsets, _READ, _READ_BYTES, tuple(missing))
         for offset, row in zip(chosen, rows.to_pylist(), strict=True)
     }
+
+
+class Columns:
+    """The columns of one batch as Python values. A column is converted when a listener first uses it."""
+
+    __slots__ = ("_batch", "_values")
+
+    def __init__(self, batch: pa.RecordBatch) -> None:
+        self._batch = batch
+        self._values: dict[str, list[Any]] = {}
+
+    @property
+    def names(self) -> list[str]:
+        names: list[str] = self._batch.schema.names
+        return names
+
+    def get(self, name: str) -> list[Any]:
+        values = self._values.get(name)
+        if values is None:
+            if name not in self.names:
+                raise AttributeError(f"a message has no field {name!r}, because the DataFrame only has {', '.join(self.names)}")
+            values = self._values[name] = valid(self._batch.column(name))[0].to_pylist()
+        return values
+
+    def keys(self) -> Sequence[str | None]:
+        """Return the column sharding_key, or None for each row if the column is missing."""
+        return self.get("sharding_key") if "sharding_key" in self.names else [None] * self._batch.num_rows
+
+    def retried(self) -> Sequence[int | None]:
+        """Return the column reconsume_times, or an empty sequence if no message was retried."""
+        if "reconsume_times" not in self.names or not pc.max(self._batch.column("reconsume_times")).as_py():
+            return ()
+        return self.get("reconsume_times")
+
+
+class Rows(NamedTuple):
+    """Rows of messages. ``first``: the first row's number. ``places``: their places in the parking lot; empty for rows of the queue."""
+
+    columns: Columns
+    first: int
+    places: Sequence[LotPlace] = ()

@@ -13,10 +13,10 @@ from orderedmq.embedded import dead_letters, garbage, groups, index, outbox, par
 from orderedmq.embedded.chunk_codec import CODECS
 from orderedmq.embedded.clock import Clock
 from orderedmq.embedded.groups import EmbeddedGroups
+from orderedmq.embedded.index import new_incarnation, put_queues, put_topic, topic_of
 from orderedmq.embedded.store import layout
 from orderedmq.embedded.store.environment import Store
 from orderedmq.embedded.store.transaction import Transaction
-from orderedmq.embedded.topics import new_incarnation, put_queues, put_topic, topic_of
 from orderedmq.errors import (
     GroupError,
     OptionError,

@@ -13,10 +13,10 @@ import pyarrow as pa
 
 from orderedmq.embedded import index
 from orderedmq.embedded.clock import Clock
+from orderedmq.embedded.index import made
 from orderedmq.embedded.log import append_rows
 from orderedmq.embedded.store import layout
 from orderedmq.embedded.store.transaction import Transaction
-from orderedmq.embedded.topics import made
 from orderedmq.model import MAX_OFFSET, PROPERTIES_TYPE, MessageQueue, OffsetRange
 from orderedmq.rows.dead_letters import dead_letter_topic
 from orderedmq.rows.message_rows import normalise

@@ -22,8 +22,9 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from orderedmq.embedded import index, liveness, runs, topics
+from orderedmq.embedded import index, liveness, runs
 from orderedmq.embedded.clock import Clock, is_forgotten
+from orderedmq.embedded.index import topic_of
 from orderedmq.embedded.runs import KEPT_RUNS
 from orderedmq.embedded.store import layout
 from orderedmq.embedded.store.environment import Store
@@ -31,7 +32,6 @@ from orderedmq.embedded.store.filesystem import without_owner
 from orderedmq.embedded.store.segment_file import HEADER_BYTES, Header, was_begun
 from orderedmq.embedded.store.segments import SegmentName, parse_name
 from orderedmq.embedded.store.transaction import Transaction
-from orderedmq.embedded.topics import topic_of
 from orderedmq.errors import StoreError, TopicError
 from orderedmq.ownership.lock import Instant
 
@@ -63,7 +63,7 @@ def tidy(store: Store, clock: Clock) -> None:
         store.retained = now
         with contextlib.suppress(StoreError):
             with store.read() as txn:
-                names = [topic.name for topic in topics.every(txn)]
+                names = [topic.name for topic in index.all_topics(txn)]
             for name in names:
                 # An error of one topic does not keep others from being deleted.
                 with contextlib.suppress(StoreError, TopicError):

@@ -1,4 +1,4 @@
-"""A queue's index entries, which make messages visible. The caller holds the transaction.
+"""The records of topics, and each queue's index entries, which make messages visible. The caller holds the transaction.
 
 Rules: a queue's chunks are contiguous from ``min_offset`` to ``max_offset``. A chunk that is added after a small chunk is merged
 with it, like a carry in a binary counter. So small batches leave few chunks, and a row is rewritten at most about ten times before
@@ -10,7 +10,10 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import json
+import uuid
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import Final
 
 import pyarrow as pa
@@ -23,7 +26,7 @@ from orderedmq.embedded.store import layout
 from orderedmq.embedded.store.layout import INLINE, Chunk, QueueState
 from orderedmq.embedded.store.transaction import Transaction
 from orderedmq.errors import StoreError, no_such_queue
-from orderedmq.model import EMBEDDED_BROKER, MessageQueue, OffsetRange, missing_topic
+from orderedmq.model import DEFAULT_COMPRESSION, EMBEDDED_BROKER, MessageQueue, OffsetRange, missing_topic
 from orderedmq.rows.retention import Clocks
 
 #: A tail chunk of this many rows or more is not merged. It is at least half full, and reading it costs about as much per row as reading
@@ -253,3 +256,46 @@ def _clocks(txn: Transaction, clock: Clock) -> tuple[Clocks | None, Clocks]:
     clocks = None if value is None else layout.clocks_from_json(value)
     now, wall = clock.instant(), clock.wall()
     return clocks, Clocks(now, wall) if clocks is None else clocks.read(now, wall)
+
+
+def topic_of(txn: Transaction, name: str) -> TopicInfo:
+    """Return a topic's record. Raises TopicError MISSING."""
+    value = txn.get("topics", layout.topic_key(name))
+    if value is None:
+        raise missing_topic(name)
+    return TopicInfo(**json.loads(value))
+
+
+def incarnation_of(txn: Transaction, name: str) -> str:
+    """Return what distinguishes a topic from an earlier one of the same name, "" if there is no such topic."""
+    value = txn.get("topics", layout.topic_key(name))
+    return "" if value is None else str(json.loads(value)["incarnation"])
+
+
+def all_topics(txn: Transaction) -> list[TopicInfo]:
+    return [TopicInfo(**json.loads(value)) for _, value in txn.scan("topics")]
+
+
+def put_topic(txn: Transaction, topic: TopicInfo) -> None:
+    txn.put("topics", layout.topic_key(topic.name), json.dumps(asdict(topic)).encode())
+
+
+def new_incarnation() -> str:
+    """Return 16 random hex digits that distinguish a topic from an earlier one of the same name."""
+    return uuid.uuid4().hex[:16].upper()
+
+
+def put_queues(txn: Transaction, topic: TopicInfo, begin: int = 0) -> None:
+    """Store a topic's record, and create its queues from number ``begin`` on."""
+    put_topic(txn, topic)
+    if not begin:
+        payloads.begin_space(txn, topic)
+    for queue in queues_of(topic)[begin:]:
+        txn.put("queues", layout.queue_key(queue), layout.QueueState(0, 0, 0, 0).pack())
+
+
+def made(txn: Transaction, name: str, queues: int) -> TopicInfo:
+    """Return a topic that the broker keeps for a group. It is created without retention if it is missing."""
+    if txn.get("topics", layout.topic_key(name)) is None:
+        put_queues(txn, TopicInfo(name, queues, new_incarnation(), None, None, DEFAULT_COMPRESSION))
+    return topic_of(txn, name)

@@ -13,15 +13,15 @@ import pyarrow.compute as pc
 from orderedmq.broker import PullSettings, QueueBounds, Receipt, TopicInfo
 from orderedmq.conditions import OptionCondition
 from orderedmq.embedded import chunk_codec as codec
-from orderedmq.embedded import garbage, index, payloads, topics
+from orderedmq.embedded import garbage, index, payloads
 from orderedmq.embedded.clock import Clock
+from orderedmq.embedded.index import topic_of
 from orderedmq.embedded.staging import EmbeddedStaging, discard, make_visible
 from orderedmq.embedded.store import layout
 from orderedmq.embedded.store.environment import Store
 from orderedmq.embedded.store.layout import Chunk
 from orderedmq.embedded.store.store_file import another_store
 from orderedmq.embedded.store.transaction import Transaction
-from orderedmq.embedded.topics import topic_of
 from orderedmq.errors import OptionError, StoreError, aged_out, beyond_end, recreated
 from orderedmq.model import MessageQueue, OffsetRange, select_schema
 from orderedmq.pulls import MalformedText, bounded
@@ -114,7 +114,7 @@ class EmbeddedLog:
 
     def topics(self) -> list[TopicInfo]:
         with self._store.read() as txn:
-            return topics.every(txn)
+            return index.all_topics(txn)
 
     def topic(self, name: str) -> TopicInfo:
         with self._store.read() as txn:

@@ -19,12 +19,12 @@ from orderedmq.broker import Published, Receipt, SinkBatch
 from orderedmq.conditions import SinkCondition
 from orderedmq.embedded import garbage, groups, runs
 from orderedmq.embedded.clock import Clock
+from orderedmq.embedded.index import incarnation_of
 from orderedmq.embedded.runs import Registration
 from orderedmq.embedded.staging import EmbeddedStaging, discard, make_visible
 from orderedmq.embedded.store import layout
 from orderedmq.embedded.store.environment import Store
 from orderedmq.embedded.store.transaction import Transaction
-from orderedmq.embedded.topics import incarnation_of
 from orderedmq.errors import NEWEST_CHECKPOINT, SinkError
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue, OffsetRange
 from orderedmq.ownership.lock import LockToken

@@ -14,10 +14,10 @@ import pyarrow as pa
 
 from orderedmq.broker import TopicInfo
 from orderedmq.embedded import index
+from orderedmq.embedded.index import made, put_queues, topic_of
 from orderedmq.embedded.log import append_rows, rows_at, rows_between
 from orderedmq.embedded.store import layout
 from orderedmq.embedded.store.transaction import Transaction
-from orderedmq.embedded.topics import made, put_queues, topic_of
 from orderedmq.model import PARKED_PREFIX, MessageQueue
 from orderedmq.parking.lot import LOT_COLUMNS, SOURCE_COLUMNS, Lot, order_rows, to_park
 from orderedmq.parking.rules import Order, Put, origin, parked_queue

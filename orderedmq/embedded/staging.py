@@ -24,12 +24,12 @@ from orderedmq.conditions import SinkCondition
 from orderedmq.embedded import chunk_codec as codec
 from orderedmq.embedded import index, payloads, runs
 from orderedmq.embedded.clock import Clock
+from orderedmq.embedded.index import topic_of
 from orderedmq.embedded.store import layout, transaction
 from orderedmq.embedded.store.environment import Store
 from orderedmq.embedded.store.layout import Chunk
 from orderedmq.embedded.store.segment_file import Header, SegmentWriter
 from orderedmq.embedded.store.transaction import Transaction
-from orderedmq.embedded.topics import topic_of
 from orderedmq.errors import SinkError, StoreError, rows_gone
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue, OffsetRange, check_topic
 from orderedmq.routing.content_hash import content_sum64

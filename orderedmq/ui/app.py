@@ -22,9 +22,8 @@ from orderedmq.ui.guard import LIVE, LOGIN, METRICS_PATH, Guard, Rules, log_in
 from orderedmq.ui.messages import Browser
 from orderedmq.ui.metrics import BrokerCollector, Metrics
 from orderedmq.ui.pages import Pages
-from orderedmq.ui.rendering import HERE
 from orderedmq.ui.repairs import Repairs
-from orderedmq.ui.site import Site
+from orderedmq.ui.site import HERE, Site
 
 #: A wrong request ("usage") gets the same status as a request that was refused.
 _STATUS: Final[dict[Kind, HTTPStatus]] = {

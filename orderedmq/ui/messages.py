@@ -19,8 +19,7 @@ from orderedmq.options.values import parse_timestamp, shown, whole_number
 from orderedmq.tools.browse import Arrival, Found, last_of, message_at, rows_of, search
 from orderedmq.tools.readable import body_fields, body_text, escaped
 from orderedmq.ui.pages import ROWS, number_of
-from orderedmq.ui.rendering import MOST_BODY, topic_url
-from orderedmq.ui.site import Site
+from orderedmq.ui.site import MOST_BODY, Site, topic_url
 
 #: Seconds after which a search stops and shows the messages found so far.
 PATIENCE: Final = 3.0

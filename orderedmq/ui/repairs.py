@@ -31,8 +31,7 @@ from orderedmq.tools.replay import Replayed, replay
 from orderedmq.tools.seek import Sought, copy_offsets, parse_target, seek
 from orderedmq.ui.guard import FormFields, read_change
 from orderedmq.ui.pages import ROWS, identity, number_of
-from orderedmq.ui.rendering import group_url
-from orderedmq.ui.site import Site
+from orderedmq.ui.site import Site, group_url
 
 #: Maximum letters that one page searches, and that one press of a button replays, because a browser waits for the answer.
 _SEARCHED: Final = 20_000

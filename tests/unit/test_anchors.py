@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ordered_source.anchors import REFRESH_MESSAGES, REFRESH_SECONDS, Anchors
+from ordered_source.positions import REFRESH_MESSAGES, REFRESH_SECONDS, Anchors
 from orderedmq.model import MessageQueue
 
 

@@ -18,7 +18,7 @@ import pytest
 from pyspark.sql import DataFrame
 
 from ordered_source import ConsumeConcurrentlyStatus, ConsumeOrderlyStatus, consume_concurrently, consume_orderly
-from ordered_source.listener import blocking, calls, shell
+from ordered_source.listener import calls, shell
 from ordered_source.listener.shell import Consumer
 from orderedmq.conditions import DataLossCondition
 from orderedmq.embedded.groups import EmbeddedGroups
@@ -543,7 +543,7 @@ def test_a_plain_listener_and_one_that_awaits_are_not_warned_of(rig: Rig, caplog
 
 
 def test_what_is_slow_now_and_then_is_not_worth_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    watch = blocking._Watch(book)
+    watch = calls._Watch(book)
     watch.calls = 1
     watch.blocked(5.0)
     assert caplog.records == []
@@ -568,7 +568,7 @@ def test_what_a_listener_awaits_gets_values_and_exceptions_as_without_the_watch(
                 return SUCCESS
 
     async def run() -> Any:
-        call = blocking.watched(book)(lambda messages, context: Odd())
+        call = calls.watched(book)(lambda messages, context: Odd())
         task = asyncio.create_task(call([], None))
         await asyncio.sleep(0.01)
         task.cancel()

@@ -14,13 +14,13 @@ import pytest
 from orderedmq.broker import SinkBatch, TopicInfo
 from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.embedded.check import check, examine
+from orderedmq.embedded.index import put_queues
 from orderedmq.embedded.store import layout
 from orderedmq.embedded.store.environment import Store
 from orderedmq.embedded.store.layout import Chunk, QueueState, SegmentState
 from orderedmq.embedded.store.segment_file import HEADER_BYTES, Header
 from orderedmq.embedded.store.segments import name_of
 from orderedmq.embedded.store.transaction import Transaction
-from orderedmq.embedded.topics import put_queues
 from orderedmq.model import MessageQueue
 from orderedmq.ownership.membership import Subscription
 from orderedmq.parking.rules import Put, Ticket, parked_queue

@@ -20,11 +20,11 @@ from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.embedded.check import check, examine
 from orderedmq.embedded.clock import FORGOTTEN
 from orderedmq.embedded.garbage import can_be_published
+from orderedmq.embedded.index import topic_of
 from orderedmq.embedded.store import segment_file, transaction
 from orderedmq.embedded.store.environment import Store
 from orderedmq.embedded.store.segment_file import HEADER_BYTES, Header, SegmentWriter, was_begun
 from orderedmq.embedded.store.segments import Segments, parse_name
-from orderedmq.embedded.topics import topic_of
 from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.ownership.lock import Instant
 from orderedmq.ownership.micro_batch import SourceRun

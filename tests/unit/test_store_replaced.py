@@ -18,11 +18,11 @@ from orderedmq.broker import Broker, SinkBatch
 from orderedmq.connections import kept, reach
 from orderedmq.embedded import index
 from orderedmq.embedded.check import check
+from orderedmq.embedded.index import topic_of
 from orderedmq.embedded.log import append_rows
 from orderedmq.embedded.store.environment import Store
 from orderedmq.embedded.store.store_file import file_at
 from orderedmq.embedded.store.transaction import Transaction
-from orderedmq.embedded.topics import topic_of
 from orderedmq.endpoint import Endpoint
 from orderedmq.model import MessageQueue
 from orderedmq.ownership.membership import Subscription

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import orderedmq
-from ordered_source.listener.rows import Columns, Rows
+from ordered_source.listener.tasks import Columns, Rows
 from orderedmq.broker import Broker
 from orderedmq.cli import app
 from orderedmq.errors import SchemaError

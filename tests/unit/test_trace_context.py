@@ -23,7 +23,7 @@ from pyspark.sql import DataFrame
 import orderedmq
 from ordered_source import ConsumeConcurrentlyStatus, ConsumeOrderlyStatus, consume_concurrently, consume_orderly
 from ordered_source.columns import full_schema
-from ordered_source.listener.blocking import Cancelled
+from ordered_source.listener.calls import Cancelled
 from ordered_source.listener.shell import Consumer
 from ordered_source.listener.tracing import Tracing
 from ordered_source.read_context import TaskLock
