@@ -34,7 +34,6 @@ from orderedmq.endpoint import Endpoint
 from orderedmq.errors import Kind, OptionError, OrderedMQError, kind_of
 from orderedmq.options.declared import DEFAULT_DIRECTORY, names_of
 from orderedmq.options.endpoint import SECRETS, VARIABLES, BrokerOptions, from_environment, layered
-from orderedmq.options.parse import parse
 from orderedmq.options.profiles import read_profile
 from orderedmq.tools.readable import CONTROL, escaped, one_line, shortened
 
@@ -132,6 +131,9 @@ class Shell:
     @property
     def endpoint(self) -> Endpoint:
         """The address of the broker that the options select. Raises OptionError CONFLICT, INVALID, MISSING or UNSUPPORTED."""
+        # This imports PyArrow, which ``--help`` does not need.
+        from orderedmq.options.parse import parse
+
         return parse(BrokerOptions, self.broker_options).endpoint
 
     def store(self, what: str) -> Path:
