@@ -101,37 +101,37 @@ def test_an_error_names_a_group_that_brokers_may_not_create(world: World) -> Non
         ask(where, UPDATE_BROKER_CONFIG, body=b"autoCreateSubscriptionGroup=true\n")
 
 
-def test_an_administrator_sees_and_changes_a_group_in_use(world: World) -> None:
-    broker, groups = world.connect(), world.broker.groups
+def test_an_administrator_sees_and_changes_a_group_in_use(usual: World) -> None:
+    broker, groups = usual.connect(), usual.broker.groups
     groups.fence_age = 0.0
     admin = broker.admin
     me = groups.join("me")
-    groups.heartbeat(world.group, me, world.shared(), "room-1")
-    tokens = world.lock(world.broker, me)
+    groups.heartbeat(usual.group, me, usual.shared(), "room-1")
+    tokens = usual.lock(usual.broker, me)
     groups.commit({tokens[0]: 0})
-    [member] = admin.members(world.group)
-    assert (member.member.client_id, member.member.subscription, member.member.room) == (me.client_id, world.shared(), "room-1")
+    [member] = admin.members(usual.group)
+    assert (member.member.client_id, member.member.subscription, member.member.room) == (me.client_id, usual.shared(), "room-1")
     assert 0 <= member.age < 30
-    shown = [(lock.queue, lock.owner, lock.client_id, lock.epoch, lock.held, lock.alive) for lock in admin.locks(world.group)]
+    shown = [(lock.queue, lock.owner, lock.client_id, lock.epoch, lock.held, lock.alive) for lock in admin.locks(usual.group)]
     assert shown == [(token.queue, "me", me.client_id, token.epoch, True, True) for token in tokens]
     for call in (
-        lambda: admin.seek(world.group, {world.queues[0]: 0}),
-        lambda: admin.release(world.group, world.queues),
-        lambda: admin.delete_group(world.group),
+        lambda: admin.seek(usual.group, {usual.queues[0]: 0}),
+        lambda: admin.release(usual.group, usual.queues),
+        lambda: admin.delete_group(usual.group),
     ):
         used = error_of(call)
         assert (used.condition, me.client_id in used.message) == ("ORDEREDMQ_GROUP.IN_USE", True)
-    assert admin.release(world.group, world.queues[:1], force=True) == world.queues[:1]
+    assert admin.release(usual.group, usual.queues[:1], force=True) == usual.queues[:1]
     assert groups.stale(tokens) == tokens[:1] == groups.renew(tokens)
-    [again] = world.lock(world.broker, me, world.queues[:1])
+    [again] = usual.lock(usual.broker, me, usual.queues[:1])
     assert again.epoch > tokens[0].epoch
-    admin.seek(world.group, {world.queues[1]: 0}, force=True)
+    admin.seek(usual.group, {usual.queues[1]: 0}, force=True)
     assert groups.stale(tokens[1:]) == tokens[1:2]
     groups.leave(me)
-    admin.seek(world.group, {world.queues[1]: 0})
-    assert admin.group_offsets(world.group) == {world.queues[0]: 0, world.queues[1]: 0}
-    admin.delete_group(world.group)
-    assert condition(lambda: admin.seek(world.group, {world.queues[0]: 5})) == "OFFSET.BEYOND_END"
+    admin.seek(usual.group, {usual.queues[1]: 0})
+    assert admin.group_offsets(usual.group) == {usual.queues[0]: 0, usual.queues[1]: 0}
+    admin.delete_group(usual.group)
+    assert condition(lambda: admin.seek(usual.group, {usual.queues[0]: 5})) == "OFFSET.BEYOND_END"
 
 
 # -- members ----------------------------------------------------------------------------------------------------------------------
@@ -235,13 +235,13 @@ def store(broker: RocketMQBroker, queue: MessageQueue, properties: dict[str, str
 
 
 @pytest.mark.holds("orderly listener")
-def test_a_message_has_a_dead_letter_whatever_its_properties_are(world: World) -> None:
+def test_a_message_has_a_dead_letter_whatever_its_properties_are(usual: World) -> None:
     """RocketMQ stores up to 32,767 bytes of properties, including those that the broker adds. A letter has further ones."""
-    world.broker.admin.create_topic(topic := f"{world.topic}-{'t' * 110}", 1)
-    [queue] = world.broker.log.queues(topic)
+    usual.broker.admin.create_topic(topic := f"{usual.topic}-{'t' * 110}", 1)
+    [queue] = usual.broker.log.queues(topic)
     parts = {f"p{number:02}": "x" * 995 for number in range(31)}
     sent = [{**parts, "last": "x" * room} for room in range(1900, 1500, -1)]
-    largest = next(number for number, properties in enumerate(sent) if store(world.broker, queue, properties) is None)
+    largest = next(number for number, properties in enumerate(sent) if store(usual.broker, queue, properties) is None)
     several = {**parts, "KEYS": "k" * 1000, "__SHARDINGKEY": "s" * 500, "TAGS": "t" * 100}
     messages = [
         sent[largest],
@@ -251,15 +251,15 @@ def test_a_message_has_a_dead_letter_whatever_its_properties_are(world: World) -
         {"KEYS": "k" * 32_300},
     ]
     for properties in messages[1:]:
-        assert store(world.broker, queue, properties) is None
-    me = world.broker.groups.join("me")
-    world.broker.groups.heartbeat(world.group, me, Subscription("shared", topic, "AVG"))
-    [token] = world.lock(world.broker, me, [queue])
-    assert world.broker.log.bounds([queue])[queue].max_offset == len(messages)
-    columns = Columns(world.broker.log.pull(queue, 0, len(messages), 1 << 30, SOURCE_COLUMNS))
+        assert store(usual.broker, queue, properties) is None
+    me = usual.broker.groups.join("me")
+    usual.broker.groups.heartbeat(usual.group, me, Subscription("shared", topic, "AVG"))
+    [token] = usual.lock(usual.broker, me, [queue])
+    assert usual.broker.log.bounds([queue])[queue].max_offset == len(messages)
+    columns = Columns(usual.broker.log.pull(queue, 0, len(messages), 1 << 30, SOURCE_COLUMNS))
 
     def give_up(number: int) -> None:
-        write_letters(world.broker, token, [Message(number, None, Rows(columns, 0), number)], ["e" * 9000])
+        write_letters(usual.broker, token, [Message(number, None, Rows(columns, 0), number)], ["e" * 9000])
 
     for number in range(4):
         # The first letter is sent through the retry topic.
@@ -267,8 +267,8 @@ def test_a_message_has_a_dead_letter_whatever_its_properties_are(world: World) -
     refusal = error_of(lambda: give_up(4))
     assert refusal.condition == "ORDEREDMQ_MESSAGE.PROPERTIES_TOO_LARGE"
     assert f"message 4 of queue {queue} cannot become a dead letter" in refusal.message
-    [dead] = world.broker.log.queues(f"%DLQ%{world.group}")
-    letters = read(world.broker, dead, 0, ("keys", "sharding_key", "tags", "properties"))
+    [dead] = usual.broker.log.queues(f"%DLQ%{usual.group}")
+    letters = read(usual.broker, dead, 0, ("keys", "sharding_key", "tags", "properties"))
     assert len(letters) == 4
     for letter, message, most_lost in zip(letters, messages, (3, 2, 3, 0), strict=False):
         properties = dict(letter["properties"])

@@ -49,7 +49,7 @@ def test_rows_go_to_the_queues_of_the_rooms_that_are_asked_for(spark: SparkSessi
         expected[chosen].append(key.encode())
     bodies_by_queue = [broker.log.pull(queue, 0, 100, 1 << 20, ("body",)).column("body").to_pylist() for queue in queues]
     assert bodies_by_queue == [[], [], [], *expected]
-    with pytest.raises(PySparkException, match=r"NO_SUCH_QUEUE.*no queue in room 'c'"):
+    with pytest.raises(PySparkException, match="NO_SUCH_QUEUE.*'c'"):
         writer.option("messageQueueSelector", "machineRoom").option("machineRooms", "a,c").save()
 
 

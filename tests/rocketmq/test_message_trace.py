@@ -274,9 +274,9 @@ def mqadmin(peers: Peers, *arguments: str) -> str:
 
 @pytest.mark.holds("message trace")
 def test_a_missing_topic_is_an_error_at_the_start_and_a_warning_later(world: World, caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(OptionError, match=r"UNSUPPORTED.*no topic 'RMQ_SYS_TRACE_TOPIC'.*traceTopicEnable=true"):
+    with pytest.raises(OptionError, match="UNSUPPORTED.*'RMQ_SYS_TRACE_TOPIC'"):
         world.broker.traced()
-    with pytest.raises(OptionError, match=r"no topic 'no-traces' for message traces\. Create it"):
+    with pytest.raises(OptionError, match="UNSUPPORTED.*'no-traces'"):
         world.broker.traced("no-traces")
     with RocketMQBroker(Endpoint(None, world.cluster.address)) as broker, caplog.at_level(logging.WARNING, "orderedmq"):
         traced = broker.traced("no-traces", check=False)

@@ -115,5 +115,5 @@ def test_mod_is_the_rule_of_rocketmqs_own_example_which_fails_for_a_negative_num
         assert {text: queue for text, (queue, _) in found(broker, f"spark-mod-{kind}").items()} == expected
     with pytest.raises(Py4JJavaError):
         java.send_by("java-mod-bigint", -7 * QUEUES - 1, "Long", seeds_rule)
-    with pytest.raises(PySparkException, match=r"ORDEREDMQ_MESSAGE.BAD_KEY.* -50, .*mod.*set messageQueueSelector=hash"):
+    with pytest.raises(PySparkException, match="ORDEREDMQ_MESSAGE.BAD_KEY.* -50, "):
         write(rows(spark, [1, -50], "bigint"), cluster, "spark-mod-bigint", messageQueueSelector="mod")

@@ -151,7 +151,7 @@ def test_a_warning_says_that_rows_of_a_key_in_two_tasks_were_sent(
     assert "They were sent before this could be known" in caplog.text
     assert "onKeyConflict=warn" not in caplog.text
     assert counts(broker, "conflicts") == [2]
-    with pytest.raises(OptionError, match="onKeyConflict=error is not supported"):
+    with pytest.raises(OptionError, match="UNSUPPORTED.*onKeyConflict"):
         batch_write(DefaultSource({**options, "onKeyConflict": "error"}), tasks)
 
 
@@ -162,7 +162,7 @@ def test_rows_without_the_key_column_are_refused_and_null_keys_and_lists_of_tags
     sink = DefaultSource({"namesrvAddr": cluster.address, "topic": "unkeyed"})
     given = rows(range(20), sharding_key=[None] * 3 + [f"{number}" for number in range(3, 20)], tags=["A,B"] * 5 + ["A"] * 15)
     for bare in (given.select(["body"]), given.select(["body", "tags"])):
-        with pytest.raises(SchemaError, match=r"SCHEMA.MISSING_COLUMN.*set shardingKey=none"):
+        with pytest.raises(SchemaError, match="SCHEMA.MISSING_COLUMN"):
             batch_write(sink, [bare])
     with caplog.at_level(logging.WARNING, "orderedmq"):
         batch_write(sink, [given])

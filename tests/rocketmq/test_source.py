@@ -167,10 +167,10 @@ def test_invalid_sql_is_refused_when_the_query_is_planned(rig: Rig) -> None:
         lambda sql: rig.batch(filterSql=sql),
     ]
     for plan in plans:
-        with pytest.raises(OptionError, match=r"ORDEREDMQ_OPTION.INVALID\] option filterSql 'amount >' is not valid SQL"):
+        with pytest.raises(OptionError, match="ORDEREDMQ_OPTION.INVALID.*filterSql"):
             plan("amount >")
         with without_property_filter(rig.cluster):
-            with pytest.raises(OptionError, match=r"ORDEREDMQ_OPTION.UNSUPPORTED\] option filterSql.*enablePropertyFilter"):
+            with pytest.raises(OptionError, match="ORDEREDMQ_OPTION.UNSUPPORTED.*filterSql"):
                 plan("amount > 5")
             assert rig.batch(tags="*") == [0, 1, 2]
     assert rig.group not in rig.broker.admin.groups(), "the query must be refused before it creates the group"
@@ -232,7 +232,7 @@ def test_a_reset_by_rocketmqs_own_tools_is_followed_after_one_restart(rig: Rig, 
     assert rig.offset() == 20
     peers.admin(rig.cluster.address).client.resetOffsetByTimestamp(rig.source, rig.group, 0, True)
     rig.fill(20, 5)
-    with pytest.raises(LockError, match=r"ORDEREDMQ_LOCK.LOST\].*were reset by RocketMQ's own tools"):
+    with pytest.raises(LockError, match="ORDEREDMQ_LOCK.LOST"):
         until(lambda: query.process_all_available() and False, "the query notices the reset", 60.0)
     assert sum(rig.start(now=True).process_all_available().rows) == 25
     assert rig.offset() == 25
@@ -282,7 +282,7 @@ def test_a_recreated_topic_is_noticed_at_the_restart(rig: Rig, count: int) -> No
     rig.fill(0, 20)
     rig.run()
     remake(rig, 1000, count)
-    with pytest.raises(DataLossError, match=r"ORDEREDMQ_DATA_LOSS.TOPIC_RECREATED\] topic"):
+    with pytest.raises(DataLossError, match="ORDEREDMQ_DATA_LOSS.TOPIC_RECREATED"):
         rig.run()
     assert rig.out() == list(range(20))
     rig.run(failOnDataLoss="false")
@@ -384,7 +384,7 @@ def test_an_error_names_a_message_that_cannot_be_decompressed_and_it_can_be_skip
     rig.fill(4, 3)
     # The driver reads the bodies of a batch's first messages if the batch has a limit in bytes.
     limits = {"maxOffsetsPerTrigger": "3", "maxBytesPerTrigger": "64m"}
-    with pytest.raises(DataLossError, match=r"UNREADABLE\] message 3 of queue .*Set failOnDataLoss=false to skip it"):
+    with pytest.raises(DataLossError, match="UNREADABLE.* message 3 "):
         rig.run(**limits)
     rig.run(**limits, failOnDataLoss="false")
     assert rig.out() == [0, 1, 2, 4, 5, 6]

@@ -372,14 +372,6 @@ def test_a_broker_of_the_batch_that_takes_no_rows_is_waited_for_and_named(
     assert Counter(map(len, cluster.places().values())) == {1: len(KEYS)}
 
 
-def test_the_next_batch_uses_the_queues_of_its_time() -> None:
-    cluster = Cluster(a=2, b=2)
-    write_batch(cluster, 0, FakeBrokers(cluster), cluster.proposed(), KEYS)
-    cluster.brokers["b"].writable = False
-    cluster.brokers["a"].queues = 3
-    assert len(Agreement(FakeBrokers(cluster), 1, PATIENCE).reach(cluster.proposed())) == 3
-
-
 def test_the_record_of_a_version_with_the_same_last_bits_is_not_that_of_the_next_one() -> None:
     cluster = Cluster(a=2, b=2)
     for number in range(3):
@@ -389,15 +381,6 @@ def test_the_record_of_a_version_with_the_same_last_bits_is_not_that_of_the_next
         broker.committed = 2 << 15
     cluster.brokers["b"].queues = 3
     assert len(Agreement(FakeBrokers(cluster), 3 << 15, PATIENCE).reach(cluster.proposed())) == 4
-
-
-def test_a_committed_batch_is_found_in_queues_that_take_no_rows_now() -> None:
-    cluster = Cluster(a=2, b=2)
-    cluster.brokers["b"].writable = False
-    write_batch(cluster, 0, FakeBrokers(cluster), cluster.proposed(), KEYS)
-    cluster.brokers["b"].writable, cluster.brokers["a"].writable = True, False
-    write_batch(cluster, 0, FakeBrokers(cluster), cluster.proposed(), KEYS)
-    assert Counter(map(len, cluster.places().values())) == {1: len(KEYS)}
 
 
 def test_a_broker_that_has_forgotten_the_record_gets_it_again_before_it_takes_a_row() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from functools import partial
 
 import pytest
@@ -17,12 +16,6 @@ from orderedmq.rocketmq.wire.codes import RequestCode
 from tests.unit.rocketmq_peer import Cluster, Link
 
 QUEUE = MessageQueue("T", "a", 0)
-
-
-@pytest.fixture
-def cluster() -> Iterator[Cluster]:
-    with Cluster() as cluster:
-        yield cluster
 
 
 BOTH = {"0": "h:1", "1": "h:2"}

@@ -31,12 +31,6 @@ QUEUE = MessageQueue("T", "a", 0)
 
 
 @pytest.fixture
-def cluster() -> Iterator[Cluster]:
-    with Cluster() as cluster:
-        yield cluster
-
-
-@pytest.fixture
 def to() -> Iterator[Callable[..., Client]]:
     clients: list[Client] = []
 

@@ -109,17 +109,6 @@ def test_trap_13_the_unique_key_stands_in_each_message_and_not_in_the_envelope()
     assert [body.properties for body in bodies] == [None]
 
 
-def test_null_and_empty_values_are_no_properties() -> None:
-    rows = batch(
-        body=[b""] * 3, tags=["", None, "t"], keys=[None] * 3, sharding_key=["", "", ""], properties=[None, [], [("a", "b")]]
-    )
-    assert [set(properties) for _, properties in read(sent(rows, x="", y=pa.array([None, "", "v"])))] == [
-        {"UNIQ_KEY"},
-        {"UNIQ_KEY"},
-        {"UNIQ_KEY", "TAGS", "a", "y"},
-    ]
-
-
 def test_extra_properties_are_for_all_rows_or_for_each_and_win_over_the_users() -> None:
     rows = batch(body=[b"a", b"b"], properties=[[("SINK", "forged"), ("a", "1")], [("SEQ", "9")]])
     assert [properties for _, properties in read(sent(rows, SINK="s", SEQ=pa.array(["0", "1"])))] == [

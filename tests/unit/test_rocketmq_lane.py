@@ -238,22 +238,7 @@ def test_answers_that_arrived_before_the_deadline_are_not_late(lane_to: Callable
     assert good(received(lane, len(RANGES))) == [begin for begin, _ in RANGES]
 
 
-def test_another_thread_can_end_a_lane_that_waits(lane_to: Callable[..., Lane]) -> None:
-    lane = lane_to(lambda link: link.wait_for_end())
-    lane.ask(TEMPLATE, RANGES[:1], soon())
-    timer = threading.Timer(0.05, lane.shutdown)
-    timer.start()
-    assert error(received(lane, 1)[0]).sub == "CONNECTION_LOST"
-    timer.join()
-
-
 # -- the lanes of a client
-
-
-@pytest.fixture
-def cluster() -> Iterator[Cluster]:
-    with Cluster() as cluster:
-        yield cluster
 
 
 @pytest.fixture

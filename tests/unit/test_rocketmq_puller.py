@@ -892,11 +892,7 @@ def test_rows_end_before_a_body_whose_checksum_is_wrong_if_that_is_verified(coun
         with pytest.raises(DataLossError) as caught:
             rows(20)
         assert caught.value.condition == "ORDEREDMQ_DATA_LOSS.UNREADABLE"
-        assert caught.value.message == (
-            f"message 20 of queue {QUEUE} cannot be read: its body of {len(stored)} bytes does not have the checksum that was stored with "
-            "it. The broker's commit log is damaged, or the answer was damaged on its way. Set failOnDataLoss=false to skip it with a "
-            "warning"
-        )
+        assert caught.value.message.startswith(f"message 20 of queue {QUEUE} cannot be read")
         assert caught.value.behind == 21
         assert rows(21) == list(range(21, min(21 + count, 330)))
         # A pull without the body returns the row. A pull with another tag skips it.

@@ -62,12 +62,6 @@ class Topic:
 
 
 @pytest.fixture
-def cluster() -> Iterator[Cluster]:
-    with Cluster() as servers:
-        yield servers
-
-
-@pytest.fixture
 def topic(cluster: Cluster) -> Topic:
     return Topic(cluster)
 

@@ -164,8 +164,7 @@ def test_a_proxy_that_refuses_a_message_for_the_topics_type_is_not_supported() -
     with pytest.raises(RocketMQError) as caught:
         answer(message_requests.send(QUEUE, b"x", "", group="g", born=0, batch=True), 13, remark)
     assert caught.value.sub == "NOT_SUPPORTED"
-    for text in ("topic 'T' has type FIFO", "type NORMAL or MIXED", "nameserver", "+message.type=MIXED"):
-        assert text in caught.value.message
+    assert "topic 'T' has type FIFO" in caught.value.message
 
 
 @pytest.mark.parametrize(
@@ -219,7 +218,6 @@ def test_trap_17_a_code_that_a_server_does_not_know_has_an_error_of_its_own() ->
     with pytest.raises(RocketMQError) as caught:
         answer(admin_requests.create_topic("T", 4), 3)
     assert caught.value.sub == "NOT_SUPPORTED"
-    assert "Proxy" in caught.value.message
 
 
 def test_trap_4_and_5_a_pull_says_where_to_go_on_and_what_the_bounds_are() -> None:
