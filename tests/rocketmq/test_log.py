@@ -128,9 +128,9 @@ def test_a_changed_byte_on_a_brokers_disk_gives_no_row_of_another_queue_and_a_bo
     # Change the last byte of the queue's number, and then the first byte of the topic's name.
     for place in (15, BODY_AT + 2):
         with changed(world.cluster, anchor.position + place):
-            for one in (log, verifying):
+            for reader in (log, verifying):
                 with pytest.raises(ProtocolError, match=f"a pull of queue {queue} with a message of .*, at queue offset 3:"):
-                    bodies(one)
+                    bodies(reader)
     assert bodies(log) == bodies(verifying) == right
 
 

@@ -179,9 +179,9 @@ def test_a_message_is_parked_through_a_proxy_in_a_lot_of_type_fifo(direct: Broke
     direct.admin.create_topic("parked-fifo", 2, message_type="FIFO")
     queue = direct.log.queues("parked-fifo")[0]
     with Client(";".join(direct.log._client.nameservers)) as client:  # type: ignore[attr-defined]
-        for one in client.cluster(soon()).brokers.values():
+        for broker_data in client.cluster(soon()).brokers.values():
             request = admin_requests.create_topic(parked_topic("parker-fifo", queue.topic), 1, message_type="FIFO")
-            client.call_address(str(one.master), request, soon())
+            client.call_address(str(broker_data.master), request, soon())
     write(through, queue, rows([b"a", b"b"], sharding_key=["k", "l"]))
     lot = parked_queue("parker-fifo", queue)
     until(lambda: lot in direct.log.queues(lot.topic), "the lot exists")

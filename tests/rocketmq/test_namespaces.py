@@ -105,7 +105,7 @@ def test_a_java_member_of_the_namespace_and_a_lock_exclude_each_other(
     until(lambda: len(consumer.queues_of(f"{SPACE}%ns-shared")) == 2, "the Java consumer has the queues")
     me = inside.groups.join("me")
     queues = inside.log.queues("ns-shared")
-    assert not [one for one in inside.groups.lock("ns-m", me, queues).values() if isinstance(one, LockToken)]
+    assert not [answer for answer in inside.groups.lock("ns-m", me, queues).values() if isinstance(answer, LockToken)]
     # The Java consumer may also have locked its queue of the retry topic by now. A second member, below, gets one of its queues.
     assert {lock.queue for lock in inside.admin.locks("ns-m") if not is_retry(lock.queue)} == set(queues)
     members = {member.client_id: member for member in inside.groups.heartbeat("ns-m", me, Subscription("shared", "ns-shared"))}

@@ -51,8 +51,8 @@ def puts(source: MessageQueue, offsets: Sequence[int], error: str = "why") -> li
 
 @pytest.fixture
 def usual(cluster: Cluster) -> Iterator[Lots]:
-    with Lots(cluster) as lots:
-        yield lots
+    with Lots(cluster) as world:
+        yield world
 
 
 # -- faults -----------------------------------------------------------------------------------------------------------------------

@@ -230,8 +230,8 @@ def test_a_member_that_reads_retries_makes_the_retry_topic_through_a_proxy_and_s
 def make_topic(cluster: Cluster, broker: Broker, topic: str, queues: int) -> None:
     """Create a topic at each broker, as an administrator does."""
     with Client(cluster.address) as client:
-        for one in client.cluster(soon()).brokers.values():
-            client.call_address(str(one.master), admin_requests.create_topic(topic, queues), soon())
+        for broker_data in client.cluster(soon()).brokers.values():
+            client.call_address(str(broker_data.master), admin_requests.create_topic(topic, queues), soon())
     until(lambda: len(_queues(broker, topic)) == queues * len(cluster.brokers), "the topic exists at all brokers")
 
 

@@ -84,9 +84,9 @@ class World(MemoryCluster):
 
     def answer(self, request: Request[Any]) -> Any:
         time.now = max(time.now, self.still_until)
-        for one in self.late:
-            if one.due is None:
-                one.due = time.now + self.draw.uniform(0, AT_MOST)
+        for late_request in self.late:
+            if late_request.due is None:
+                late_request.due = time.now + self.draw.uniform(0, AT_MOST)
         self.carry_out()
         return super().answer(request)
 
@@ -94,9 +94,11 @@ class World(MemoryCluster):
         return DEAD if queue.topic == RETRY_PREFIX + GROUP else queue
 
     def carry_out(self) -> None:
-        for one in [one for one in self.late if one.due is not None and one.due <= time.now]:
-            self.late.remove(one)
-            self.store(one.request)
+        for late_request in [
+            late_request for late_request in self.late if late_request.due is not None and late_request.due <= time.now
+        ]:
+            self.late.remove(late_request)
+            self.store(late_request.request)
 
     def send(self, request: Request[Any], connection: Connection) -> Any:
         """Answer a send, or fail in one of several ways."""
@@ -197,11 +199,11 @@ class Connection:
 
     def close(self) -> None:
         self.closed = True
-        for one in [one for one in self._world.late if one.connection is self]:
+        for late_request in [late_request for late_request in self._world.late if late_request.connection is self]:
             fate = self._world.draw.choice(["lost", "soon", "later"])
             if fate == "lost":
-                self._world.late.remove(one)
-            one.due = time.now + self._world.draw.uniform(0, AT_MOST) if fate == "soon" else None
+                self._world.late.remove(late_request)
+            late_request.due = time.now + self._world.draw.uniform(0, AT_MOST) if fate == "soon" else None
 
 
 class Stop:

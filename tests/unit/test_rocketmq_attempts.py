@@ -421,9 +421,9 @@ def test_a_receipt_of_another_batch_is_refused() -> None:
         (SinkBatch(SINK, 3), Receipt("{}", 0, {})),
         (SinkBatch(SINK, 3), Receipt("no", 0, {})),
     ]
-    for batch, one in wrong:
+    for batch, other in wrong:
         with pytest.raises(SinkError) as caught:
-            parse_token(batch, one)
+            parse_token(batch, other)
         assert caught.value.sub == "TOKEN_GONE"
 
 

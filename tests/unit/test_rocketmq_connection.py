@@ -417,8 +417,8 @@ def test_close_ends_all_waiting_requests(serve: Callable[..., Peer], to: Callabl
     for thread in threads:
         thread.join()
     assert time.monotonic() - begin < 2
-    assert {one.sub for one in errors} == {"CONNECTION_LOST"}
-    assert all("this client closed it" in one.message for one in errors)
+    assert {failure.sub for failure in errors} == {"CONNECTION_LOST"}
+    assert all("this client closed it" in failure.message for failure in errors)
     connection.close()
 
 

@@ -49,7 +49,7 @@ def _by_columns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def responses(messages: list[Stored], size: int) -> list[bytes]:
-    return [b"".join(one.pack() for one in messages[at : at + size]) for at in range(0, len(messages), size)]
+    return [b"".join(message.pack() for message in messages[at : at + size]) for at in range(0, len(messages), size)]
 
 
 def exactly(given: list[bytes], asked: Wanted) -> pa.RecordBatch:
@@ -159,7 +159,7 @@ def test_what_all_messages_have_alike_takes_the_fast_way(change: dict[str, Any])
         # The same messages with a usual one at the end.
         mixed = [*messages, moved(usual(40), asked.queue)]
         same(responses(mixed, size), asked)
-    numbered = [replace(one, offset=number) for number, one in enumerate(messages)]
+    numbered = [replace(message, offset=number) for number, message in enumerate(messages)]
     assert same(responses(numbered, 4), asked._replace(columns=("body", "tags")))
 
 
@@ -272,7 +272,7 @@ def test_large_responses_are_divided_where_records_begin() -> None:
 
 
 def test_a_group_cut_off_anywhere_is_refused_or_shorter() -> None:
-    whole = b"".join(one.pack() for one in (usual(1), Stored(properties=b"a\x01b"), usual(2)))
+    whole = b"".join(message.pack() for message in (usual(1), Stored(properties=b"a\x01b"), usual(2)))
     first = usual(0).pack()
     for cut in range(len(whole)):
         # A whole response follows the cut one. It must not be read as the rest of the cut record.
@@ -368,7 +368,7 @@ def test_the_bytes_of_all_values_are_those_of_each() -> None:
 def test_trap_4_a_response_may_have_any_number_of_messages_and_gaps() -> None:
     offsets = [3, 4, 9, 100, 101, 102, 7000]
     messages = [usual(number) for number in offsets]
-    given = [messages[0].pack(), b"".join(one.pack() for one in messages[1:6]), b"", messages[6].pack()]
+    given = [messages[0].pack(), b"".join(message.pack() for message in messages[1:6]), b"", messages[6].pack()]
     batch = whole(given, ("queue_offset",), QUEUE)
     # The last row does not say where to read next; nextBeginOffset does.
     assert batch.column(0).to_pylist() == offsets
@@ -429,7 +429,7 @@ def test_trap_16_tags_of_one_hash_code_are_not_mixed_up() -> None:
 def test_trap_19_a_message_that_is_tried_again_has_its_topics_name() -> None:
     again = [Stored(offset=n, topic=b"%RETRY%billing", properties=text(("RETRY_TOPIC", "orders"))) for n in range(60)]
     dead = [Stored(offset=n, topic=b"%DLQ%billing", properties=text(("RETRY_TOPIC", "orders"))) for n in range(60)]
-    long = [replace(one, topic=b"%RETRY%" + b"g" * 200, magic=V2) for one in again]
+    long = [replace(message, topic=b"%RETRY%" + b"g" * 200, magic=V2) for message in again]
     for messages, shown in ((again, "orders"), (dead, "%DLQ%billing"), (long, "orders")):
         assert whole(responses(messages, 9), ("topic",), queue_of(messages[0])).column(0).to_pylist() == [shown] * 60
     assert same(responses(again, 9), everything()._replace(queue=queue_of(again[0])))

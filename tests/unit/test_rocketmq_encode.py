@@ -85,12 +85,12 @@ def test_a_batch_is_what_java_sends(messages: list[dict[str, Any]], expected: st
     ours = ("TAGS", "KEYS", "__SHARDINGKEY", "UNIQ_KEY")
     rows = batch(
         body=[bytes.fromhex(message["body"]) for message in messages],
-        tags=[one.get("TAGS") for one in given],
-        keys=[one.get("KEYS") for one in given],
-        sharding_key=[one.get("__SHARDINGKEY") for one in given],
-        properties=[[pair for pair in one.items() if pair[0] not in ours] for one in given],
+        tags=[values.get("TAGS") for values in given],
+        keys=[values.get("KEYS") for values in given],
+        sharding_key=[values.get("__SHARDINGKEY") for values in given],
+        properties=[[pair for pair in values.items() if pair[0] not in ours] for values in given],
     )
-    (only,) = encode(rows, pa.array([one["UNIQ_KEY"] for one in given]), "queue q")
+    (only,) = encode(rows, pa.array([values["UNIQ_KEY"] for values in given]), "queue q")
     assert bytes(only.body).hex() == expected
     assert only[:2] == (0, len(messages))
 
@@ -195,7 +195,7 @@ def test_requests_are_cut_near_a_mebibyte() -> None:
     rows = batch(body=[bytes(1000 + number % 7) for number in range(5000)])
     bodies = sent(rows)
     assert len(read(bodies)) == 5000
-    assert all(module.TARGET_BYTES - 2000 < len(one.body) <= module.TARGET_BYTES for one in bodies[:-1])
+    assert all(module.TARGET_BYTES - 2000 < len(request.body) <= module.TARGET_BYTES for request in bodies[:-1])
 
 
 def test_many_rows_are_encoded_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,8 +216,8 @@ def test_trap_13_a_batch_fits_the_brokers_limit_however_small_its_messages_are()
     bodies = sent(batch(body=[b""] * 40_000))
     assert sum(body.rows for body in bodies) == 40_000
     # Each message becomes a record of 91 bytes plus the topic's name, its properties and those that the broker adds.
-    for one in bodies:
-        assert one.rows * (91 - 22 + 127 + BROKERS_SHARE) + len(one.body) <= MAX_BODY_BYTES
+    for request in bodies:
+        assert request.rows * (91 - 22 + 127 + BROKERS_SHARE) + len(request.body) <= MAX_BODY_BYTES
 
 
 @pytest.mark.parametrize("size", [2**20 - 40, 2**20, 2**21, MAX_BODY_BYTES - 37, MAX_BODY_BYTES - 36, MAX_BODY_BYTES])
@@ -321,7 +321,7 @@ def test_a_fifo_batch_has_the_key_of_its_first_row_in_its_envelope_and_each_row_
     assert [body.envelope for body in bodies] == ["__SHARDINGKEY\x01k1\x02", "__SHARDINGKEY\x01k3\x02"]
     assert [properties["__SHARDINGKEY"] for _, properties in read(bodies)] == ["k1", "k2", "k3"]
     assert [send_request(QUEUE, body, "g").ext["i"] for body in bodies] == [body.envelope for body in bodies]
-    assert [one.envelope for one in encode(rows, unique(3), "q")] == ["", ""]
+    assert [request.envelope for request in encode(rows, unique(3), "q")] == ["", ""]
     alone = list(encode(rows, unique(3), "q", packing=Packing.ALONE))
-    assert [(one.rows, one.envelope) for one in alone] == [(1, "")] * 3
+    assert [(request.rows, request.envelope) for request in alone] == [(1, "")] * 3
     assert [properties["__SHARDINGKEY"] for _, properties in read(alone)] == ["k1", "k2", "k3"]

@@ -297,7 +297,7 @@ def test_the_report_of_a_java_consumer_has_topics_strategy_and_locks(java: bytes
     ],
 )
 def test_filters_of_other_clients_are_compared_by_meaning(read: list[tuple[str, str, str]], filter_: str, kind: str) -> None:
-    subscription = running_info.subscription_of([TopicSubscription(*one) for one in read], "AVG")
+    subscription = running_info.subscription_of([TopicSubscription(*fields) for fields in read], "AVG")
     assert (subscription.filter, subscription.filter_type) == (filter_, kind)
 
 

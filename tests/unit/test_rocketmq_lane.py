@@ -137,7 +137,9 @@ def test_trap_1_requests_of_the_server_are_no_answers(lane_to: Callable[..., Lan
     lane = lane_to(script)
     lane.ask(TEMPLATE, RANGES[:1], soon())
     assert good(received(lane, 1)) == [0]
-    assert [(one.code, one.is_response, one.remark) for one in refused] == [(3, True, "request code 307 is not supported")]
+    assert [(command.code, command.is_response, command.remark) for command in refused] == [
+        (3, True, "request code 307 is not supported")
+    ]
 
 
 def test_a_refused_pull_does_not_end_the_lane(lane_to: Callable[..., Lane]) -> None:
