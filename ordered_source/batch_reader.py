@@ -87,7 +87,7 @@ class BatchReader(DataSourceReader):
         end = min(end, at.max_offset)
         if committed is None:
             begin = min(begin, at.max_offset)
-            if begin > end and _is_explicit(self.options.starting, queue):
+            if begin > end and _names_offset(self.options.starting, queue):
                 raise OffsetError(
                     OffsetCondition.BEGIN_AFTER_END,
                     f"queue {queue} would be read from {begin} to {end}: startingOffsets or startingTimestamp is after endingOffsets or "
@@ -114,7 +114,7 @@ class BatchReader(DataSourceReader):
         return partition_reader.read(partition, self.options, self.columns, arrow_schema(self.schema))
 
 
-def _is_explicit(starting: StartingOffsets, queue: MessageQueue) -> bool:
+def _names_offset(starting: StartingOffsets, queue: MessageQueue) -> bool:
     """Whether the options name the timestamp or the offset at which to begin the queue."""
     named = starting.offsets.get(queue) if starting.offsets is not None else None
     return starting.kind == "timestamp" or (starting.kind == "json" and named != EARLIEST)

@@ -204,7 +204,7 @@ class Session:
 
     def give_back(self, start: Checkpoint) -> None:
         """Commit the messages below ``start``, then `stop`. Called at a boundary after which no micro-batch follows."""
-        self.owner.processed(start)
+        self.owner.take_processed(start)
 
     def stop(self, *, terminated: bool) -> None:
         """Unlock the queues and leave the group. ``terminated``: whether a task may still process a batch in flight."""
@@ -500,7 +500,7 @@ class GroupSession(Session):
     def give_back(self, start: Checkpoint) -> None:
         self._forget_lost()
         self._commit_what_is_left()
-        commit = self.owner.processed(start)
+        commit = self.owner.take_processed(start)
         if commit is not None:
             self._commit(commit.offsets)
         self.stop(terminated=False)

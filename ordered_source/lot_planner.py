@@ -49,9 +49,9 @@ NO_LOTS = BatchLots({}, frozenset(), None)
 class LotPlanner:
     """Plans the parking lots of a query's queues. It reads each parked message only once."""
 
-    def __init__(self, source: Log, room: int) -> None:
+    def __init__(self, source: Log, capacity: int) -> None:
         self._log = source
-        self._room = room
+        self._capacity = capacity
         self._lots: dict[MessageQueue, Lot] = {}
         self._warned: set[MessageQueue] = set()
 
@@ -76,7 +76,7 @@ class LotPlanner:
                 counts[queue] = end - owned.position
             elif begun and due is not None:
                 waiting.append(due)
-            if begun and lot.messages >= self._room:
+            if begun and lot.messages >= self._capacity:
                 full.add(leader.queue)
         self._warn(full)
         return BatchLots(counts, frozenset(full), min(waiting, default=None))
@@ -105,7 +105,7 @@ class LotPlanner:
             log.warning(
                 "the parking lot of queue %s has %d messages or more, so the queue is not read further until some of them are settled. "
                 "Fix the cause, drop messages that cannot be processed (orderedmq parked drop), or raise parkingLotMaxMessages",
-                queue, self._room,
+                queue, self._capacity,
             )  # fmt: skip
         self._warned = full
 

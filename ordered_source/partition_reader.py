@@ -15,7 +15,7 @@ from pyspark.sql.datasource import InputPartition
 
 from ordered_source import data_loss
 from ordered_source.columns import LOCK_TOKEN, TICKET, TICKET_TYPE, conform
-from ordered_source.read_context import LotPlan, ReadContext
+from ordered_source.read_context import ReadContext, TaskLot
 from orderedmq.broker import Broker, Log
 from orderedmq.conditions import DataLossCondition, TopicCondition
 from orderedmq.connections import kept
@@ -85,7 +85,7 @@ def read(
         return
     pulled = tuple(name for name in columns if name not in _OWN) or ("queue_offset",)
     lot = partition.lot
-    text = _context(partition, options)
+    lock_token = _lock_token(partition, options)
     context = TaskContext.get()
     run = run_of(context.getLocalProperty) if partition.streaming and context is not None else None
     if run is not None and broker.capabilities.atomic_publish:
@@ -94,8 +94,8 @@ def read(
             broker.outbox.register(run, lot.queue, OffsetRange(lot.begin, lot.end), lot.token)
     source = broker.log.reading(options.pull_settings)
     checked = time.monotonic()
-    if lot is not None and text is not None:
-        for rows in _read_lot(source, lot, partition.queue, columns, text, options.pull_batch_size, PULL_BYTES):
+    if lot is not None and lock_token is not None:
+        for rows in _read_lot(source, lot, partition.queue, columns, lock_token, options.pull_batch_size, PULL_BYTES):
             yield conform(rows, schema)
             checked = _check_again(broker, partition, options, checked)
     position = partition.begin
@@ -109,15 +109,15 @@ def read(
             position = _skip_loss(broker, partition, options.fail_on_data_loss, position, error)
             continue
         if batch.num_rows:
-            yield conform(_with_own(batch, columns, text), schema)
+            yield conform(_with_own(batch, columns, lock_token), schema)
         position = after
         checked = _check_again(broker, partition, options, checked)
 
 
 def _read_lot(
-    log: Log, span: LotSpan, queue: MessageQueue, columns: tuple[str, ...], text: str, max_messages: int, max_bytes: int
+    log: Log, span: LotSpan, queue: MessageQueue, columns: tuple[str, ...], lock_token: str, max_messages: int, max_bytes: int
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the messages of the range as they were sent to ``queue``, with ``columns``. ``text`` is the queue's lock_token.
+    """Yield the messages of the range as they were sent to ``queue``, with ``columns``. ``lock_token``: of the queue.
 
     The whole range is read first, because an operator's command at its end can apply to messages at its beginning. Raises the errors of
     `pulls` even if the user accepts losses, because a key's order is unknown if some of its parked messages are missing.
@@ -131,7 +131,7 @@ def _read_lot(
         messages, tickets = restore(rows, queue, lot)
         if not messages.num_rows:
             continue
-        own = {LOCK_TOKEN: pa.repeat(text, messages.num_rows)}
+        own = {LOCK_TOKEN: pa.repeat(lock_token, messages.num_rows)}
         if TICKET in columns:
             each = [(place, ticket.attempts, ticket.puts, ticket.due, ticket.error) for place, ticket in tickets]
             own[TICKET] = pa.array(each, TICKET_TYPE)
@@ -150,21 +150,24 @@ def _pull(
     return batch, offset + batch.num_rows
 
 
-def _context(partition: QueuePartition, options: SourceOptions) -> str | None:
+def _lock_token(partition: QueuePartition, options: SourceOptions) -> str | None:
     """Return the lock_token of the partition's rows, or None without a group."""
     if partition.token is None:
         return None
     lot = partition.lot
-    plan = None if lot is None else LotPlan(partition.begin, lot.begin, lot.end, options.parking_lot_max_messages)
+    plan = None if lot is None else TaskLot(partition.begin, lot.begin, lot.end, options.parking_lot_max_messages)
     stored_in = partition.queue.topic if options.retry_topic else None
     return ReadContext.of(options.endpoint, partition.identity, partition.token, plan, stored_in).to_text()
 
 
-def _with_own(batch: pa.RecordBatch, columns: tuple[str, ...], text: str | None) -> pa.RecordBatch:
+def _with_own(batch: pa.RecordBatch, columns: tuple[str, ...], lock_token: str | None) -> pa.RecordBatch:
     """Return the rows of a queue with ``columns``, including the columns that brokers do not have."""
     if not _OWN.intersection(columns):
         return batch
-    own = {LOCK_TOKEN: pa.repeat(pa.scalar(text, pa.string()), batch.num_rows), TICKET: pa.nulls(batch.num_rows, TICKET_TYPE)}
+    own = {
+        LOCK_TOKEN: pa.repeat(pa.scalar(lock_token, pa.string()), batch.num_rows),
+        TICKET: pa.nulls(batch.num_rows, TICKET_TYPE),
+    }
     return pa.RecordBatch.from_arrays(
         [own[name] if name in own else batch.column(name) for name in columns], names=list(columns)
     )

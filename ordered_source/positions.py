@@ -51,6 +51,7 @@ class Positions:
         # exist, because no message was parked in it.
         begins = {queue: bounds[queue].min_offset if queue in bounds else 0 for queue in queues}
         if start.fresh:
+            # These count only for queues without an offset of the group, unless `GroupSession` resets the group to them.
             if starting.kind == "committed":
                 starting = self._options.never_committed
             # A retry topic is read from its first message, as Java's consumers do (RebalancePushImpl.computePullFromWhere).

@@ -28,17 +28,17 @@ _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
 @dataclass(frozen=True)
-class LotPlan:
-    """What a micro-batch plans for a queue and its parking lot.
+class TaskLot:
+    """What a micro-batch plans for a queue and its parking lot. A reading task makes it from a `LotSpan`, for the listening task.
 
     ``q_begin``: the first offset that it reads in the queue. [``begin``, ``end``): the offsets that it reads in the parking lot.
-    ``room``: no more keys are parked once the lot has this many messages.
+    ``capacity``: no more keys are parked once the lot has this many messages.
     """
 
     q_begin: int
     begin: int
     end: int
-    room: int
+    capacity: int
 
 
 class TaskLock(NamedTuple):
@@ -49,7 +49,7 @@ class TaskLock(NamedTuple):
 
     broker: Broker
     token: LockToken
-    lot: LotPlan | None = None
+    lot: TaskLot | None = None
 
 
 @dataclass(frozen=True)
@@ -70,12 +70,12 @@ class ReadContext:
     account: bool = False
     key_password: bool = False
     only_run: bool = False
-    lot: LotPlan | None = None
+    lot: TaskLot | None = None
     stored_in: str | None = None
 
     @classmethod
     def of(
-        cls, endpoint: Endpoint, identity: str, token: LockToken, lot: LotPlan | None = None, stored_in: str | None = None
+        cls, endpoint: Endpoint, identity: str, token: LockToken, lot: TaskLot | None = None, stored_in: str | None = None
     ) -> ReadContext:
         """Return the context of a task that reads under ``token``."""
         credentials, tls = endpoint.credentials, endpoint.tls
@@ -152,7 +152,7 @@ _OBJECTS: Final[Mapping[str, type[Any]]] = {
     "endpoint": Endpoint,
     "credentials": CredentialsFile,
     "tls": TlsOptions,
-    "lot": LotPlan,
+    "lot": TaskLot,
 }
 _CLASSES: Final[tuple[type[Any], ...]] = (ReadContext, *_OBJECTS.values())
 #: The types of the fields of each class in the JSON.

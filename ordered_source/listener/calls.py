@@ -53,7 +53,7 @@ def kept(listener: Any, around: Callable[[Any], Any] | None = None) -> Any:
     """Return the function to call: ``listener`` itself or, if it is a class, a function that calls the current thread's object.
 
     ``around`` is a decorator for the function or object; it does not cover the creation of the object. The returned function is async if
-    the listener is. A cancelled call of an async listener raises an Exception (`blocking.Cancelled`).
+    the listener is. A cancelled call of an async listener raises an Exception (`Cancelled`).
 
     The object is created by ``listener()`` at the thread's first call and kept until the process ends. The object is found again by its
     class. Spark sends the class to the worker with each task, but the worker gets the same class each time, because cloudpickle tracks
@@ -322,8 +322,6 @@ _processes: Final[dict[int, _Process]] = {}
 def _process() -> _Process:
     return _processes.get(os.getpid()) or _processes.setdefault(os.getpid(), _Process())
 
-
-log = logging.getLogger("orderedmq")
 
 #: (messages, context) → coroutine that returns the status.
 AsyncCalled = Callable[[Sequence[Any], Any], Coroutine[Any, Any, Any]]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from itertools import groupby
 from typing import Final
 
-from ordered_source.read_context import LotPlan
+from ordered_source.read_context import TaskLot
 from orderedmq import pulls
 from orderedmq.broker import Broker, PullSettings
 from orderedmq.listening.engine import NO_BOUND, LotView, Message, Outcome
@@ -24,7 +24,7 @@ class Settled:
     They are dead letters, or they are in the parking lot and do not belong to this micro-batch.
     """
 
-    def __init__(self, lot: Lot, plan: LotPlan, letters: Set[int] = frozenset()) -> None:
+    def __init__(self, lot: Lot, plan: TaskLot, letters: Set[int] = frozenset()) -> None:
         """``lot``: the contents of the parking lot after the part that this micro-batch reads."""
         self._lot = lot
         self._plan = plan
@@ -33,11 +33,11 @@ class Settled:
     @classmethod
     def without_lot(cls, letters: Set[int] = frozenset()) -> Settled:
         """Return the settled messages of a task without a parking lot."""
-        return cls(Lot(0), LotPlan(0, 0, 0, NO_BOUND), letters)
+        return cls(Lot(0), TaskLot(0, 0, 0, NO_BOUND), letters)
 
     @classmethod
     def read(
-        cls, broker: Broker, token: LockToken, parked: MessageQueue, plan: LotPlan, planned: Collection[int] = ()
+        cls, broker: Broker, token: LockToken, parked: MessageQueue, plan: TaskLot, planned: Collection[int] = ()
     ) -> Settled:
         """Read the parking lot ``parked`` from the end of its planned part to its current end, and ask the broker for dead letters.
 
@@ -73,7 +73,7 @@ class Settled:
         else:
             waiting = _chosen(offsets, lambda offset: offset < plan.q_begin)
             attempted = _chosen(offsets, lambda offset: offset >= plan.q_begin)
-        return LotView(plan.room, planned, lot.places, waiting, attempted)
+        return LotView(plan.capacity, planned, lot.places, waiting, attempted)
 
     def divide(self, messages: list[Message]) -> tuple[list[Message], list[Outcome]]:
         """Return the messages of the task that have to be processed, and the outcomes of the settled messages.

@@ -101,12 +101,12 @@ class Consumer:
 
 
 class QueueRows(NamedTuple):
-    """Rows of one queue under one lock. ``places``: their places in the parking lot, or None for rows of the queue itself."""
+    """Rows of one queue under one lock. ``tickets``: their tickets in the parking lot, or None for rows of the queue itself."""
 
     queue: MessageQueue
     context: ReadContext | None
     rows: pa.RecordBatch
-    places: Sequence[LotPlace] | None
+    tickets: Sequence[LotPlace] | None
 
 
 def run(df: DataFrame, consumer: Consumer) -> DataFrame:
@@ -262,7 +262,7 @@ class _Task:
 
     def _put(self, message: Message, now: int) -> Put:
         rows: Rows = message._rows
-        place = rows.places[message._number - rows.first] if rows.places else None
+        place = rows.tickets[message._number - rows.first] if rows.tickets else None
         due, puts = (BEHIND, 0) if place is None else (place.due, place.puts)
         if message._again:
             seconds = DELAY_LEVELS[message._level - 1] if message._level else delay(puts)
@@ -281,11 +281,11 @@ class _Task:
         now = int(self._wall() * 1000)
         planned: list[Message] = []
         for piece in pieces:
-            if piece.places is None:
+            if piece.tickets is None:
                 return planned, chain([piece], pieces)
             columns = Columns(piece.rows)
-            rows = Rows(columns, 0, piece.places)
-            every = zip(columns.get("queue_offset"), columns.keys(), piece.places, strict=True)
+            rows = Rows(columns, 0, piece.tickets)
+            every = zip(columns.get("queue_offset"), columns.keys(), piece.tickets, strict=True)
             for number, (offset, key, place) in enumerate(every):
                 error = place.error or None
                 if place.due == DROPPED:
@@ -313,7 +313,7 @@ class _Task:
         """Yield the messages of the queue in lists."""
         first = 0
         for piece in pieces:
-            if piece.places is not None:
+            if piece.tickets is not None:
                 raise OptionError(
                     OptionCondition.UNSUPPORTED,
                     f"rows of the parking lot of queue {self.queue} came after rows of the queue, so a key's order would be lost. Give the "
@@ -410,9 +410,9 @@ def _pieces(batch: pa.RecordBatch) -> Iterator[QueueRows]:
         runs = pc.run_end_encode(tickets.is_valid())
         begin = 0
         for end, parked in zip(runs.run_ends.to_pylist(), runs.values.to_pylist(), strict=True):
-            places = None
+            of_run = None
             if parked:
                 columns = (field.to_pylist() for field in tickets.slice(begin, end - begin).flatten())
-                places = list(map(LotPlace, *columns))
-            yield QueueRows(queue, context, rows.slice(begin, end - begin), places)
+                of_run = list(map(LotPlace, *columns))
+            yield QueueRows(queue, context, rows.slice(begin, end - begin), of_run)
             begin = end

@@ -282,8 +282,8 @@ class Columns:
 
 
 class Rows(NamedTuple):
-    """Rows of messages. ``first``: the first row's number. ``places``: their places in the parking lot; empty for rows of the queue."""
+    """Rows of messages. ``first``: the first row's number. ``tickets``: their tickets in the parking lot; empty for rows of the queue."""
 
     columns: Columns
     first: int
-    places: Sequence[LotPlace] = ()
+    tickets: Sequence[LotPlace] = ()

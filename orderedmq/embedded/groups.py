@@ -72,6 +72,8 @@ def offset_at(txn: Transaction, group: str, queue: MessageQueue) -> int | None:
 def put_offset(txn: Transaction, group: str, queue: MessageQueue, offset: int) -> None:
     """Set a group's offset in a queue, and delete the records of messages that were parked from lower offsets.
 
+    If the queue is a parking lot, this also deletes its messages below the offset.
+
     Do nothing for a parking lot that does not exist. Raises OffsetError INVALID if the offset is negative.
     """
     if offset < 0:

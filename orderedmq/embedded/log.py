@@ -300,6 +300,7 @@ class EmbeddedLog:
             if last is not None and last[:3] == (chunk.segment, chunk.position, columns):
                 parts.append((first, chunk, last[3]))
             else:
+                # `_join` verifies the payload, after the transaction has ended.
                 parts.append((first, chunk, txn.payload(chunk)))
             rows += first + chunk.rows - max(first, offset)
             size += chunk.body_bytes

@@ -73,18 +73,18 @@ class ConcurrentEngine(Engine):
     def __init__(self, queue: MessageQueue, settings: ConcurrentSettings, now: float, lot: LotView = NO_LOT) -> None:
         super().__init__(queue, now, concurrency=settings.concurrency, pause=REFUSED_PAUSE)
         self.settings = settings
-        self._places, self._capacity = lot.places, lot.capacity
+        self._places, self._capacity = lot.parked_offsets, lot.capacity
         #: Free places in the lot. Messages in it that do not belong to this micro-batch also take up places.
-        self._room = lot.capacity - len(lot.places)
+        self._room = lot.capacity - len(lot.parked_offsets)
         self._ready: deque[Message] = deque()
         #: Messages that have failed before.
         self._alone: deque[Message] = deque()
         #: Messages that could not be parked, ordered by the time when they go to the listener again.
         self._later: deque[tuple[float, Message]] = deque()
         for message in lot.planned:
-            if message._offset in lot.places:
+            if message._offset in lot.parked_offsets:
                 continue
-            self._held += 1
+            self._undecided += 1
             if message._held or not message._due:
                 self._to_park.append(message)
                 self._room -= 1
@@ -105,7 +105,7 @@ class ConcurrentEngine(Engine):
                 self._alone.append(message)
             else:
                 ready.append(message)
-        self._held += len(ready) + len(self._alone) - before
+        self._undecided += len(ready) + len(self._alone) - before
 
     def _take(self) -> Batch | None:
         ready, size = self._ready, self.settings.consume_message_batch_max_size
@@ -144,7 +144,7 @@ class ConcurrentEngine(Engine):
                 # With ack_index -1, none is done, but it is unknown which one has failed.
                 itself = len(messages) == 1 or (succeeded and done > 0 and not number)
                 self._failed(batch, message, text if itself else company, delay_level, now, itself=itself)
-        self._held -= done
+        self._undecided -= done
         return outcomes(messages[:done], "SUCCESS", batch.seconds)
 
     def _failed(self, batch: Batch, message: Message, error: str, delay_level: int, now: float, *, itself: bool) -> None:
@@ -171,5 +171,5 @@ class ConcurrentEngine(Engine):
             self._later.append((now + LATER, message))
 
     def _given_up(self, batch: Batch, message: Message) -> list[Outcome]:
-        self._held -= 1
+        self._undecided -= 1
         return outcomes([message], "DEAD_LETTER", batch.seconds)

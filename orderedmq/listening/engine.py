@@ -233,15 +233,15 @@ class LotView(NamedTuple):
     """A queue's parking lot when a task starts.
 
     ``capacity``: the maximum number of messages in the lot. ``planned``: the parked messages that belong to this micro-batch. The other
-    fields describe all other parked messages by their offsets in the queue. ``places``: these offsets. ``waiting``: for each key, the
-    offsets of messages that were parked before this range. ``attempted``: for each key, the offsets of messages that an earlier run of
-    this range parked. The keys are made by `parking.lot.lane_key`.
+    fields describe all other parked messages by their offsets in the queue. ``parked_offsets``: these offsets. ``parked_before``: for
+    each key, the offsets of messages that were parked before this range. ``attempted``: for each key, the offsets of messages that an
+    earlier run of this range parked. The keys are made by `parking.lot.lane_key`.
     """
 
     capacity: int = NO_BOUND
     planned: Sequence[Message] = ()
-    places: Collection[int] = ()
-    waiting: Mapping[object, Sequence[int]] = NOTHING
+    parked_offsets: Collection[int] = ()
+    parked_before: Mapping[object, Sequence[int]] = NOTHING
     attempted: Mapping[object, Sequence[int]] = NOTHING
 
 
@@ -297,10 +297,10 @@ class Engine(ABC):
         self._to_park: list[Message] = []
         #: Messages that become dead letters, with their batch.
         self._exhausted: deque[tuple[Batch, Message]] = deque()
-        self._due: GiveUp | Park | CheckLock | None = None
+        self._pending: GiveUp | Park | CheckLock | None = None
         self._end = -1
         #: Number of undecided messages, including those to be parked.
-        self._held = 0
+        self._undecided = 0
         #: No message is parked or becomes a dead letter before this time, because the broker refused a write.
         self._not_before = 0.0
         #: When the broker began to refuse writes; None if it carried out the last one.
@@ -313,7 +313,7 @@ class Engine(ABC):
     @property
     def full(self) -> bool:
         """Whether prefetching should stop for now. The action `Pull` must be carried out even then."""
-        return self._held >= PULL_THRESHOLD
+        return self._undecided >= PULL_THRESHOLD
 
     @abstractmethod
     def put(self, messages: Sequence[Message]) -> None:
@@ -334,16 +334,16 @@ class Engine(ABC):
             if self._in_flight:
                 return Wait(None)
             raise self._not_ours()
-        if self._due is not None:
-            return self._due
+        if self._pending is not None:
+            return self._pending
         self._resume(now)
         if self._ask or now - self._last_lock >= HOLDER_TRUST:
-            self._due = CheckLock()
-            return self._due
+            self._pending = CheckLock()
+            return self._pending
         if now >= self._not_before:
             if self._exhausted:
-                self._due = GiveUp(self._exhausted[0][1])
-                return self._due
+                self._pending = GiveUp(self._exhausted[0][1])
+                return self._pending
             if len(self._to_park) >= PARK_TOGETHER:
                 return self._park()
         if self._in_flight < self._concurrency:
@@ -377,8 +377,8 @@ class Engine(ABC):
         return self._finish()
 
     def _park(self) -> Park:
-        self._due = Park(tuple(self._to_park))
-        return self._due
+        self._pending = Park(tuple(self._to_park))
+        return self._pending
 
     # -- what each engine implements
 
@@ -419,9 +419,9 @@ class Engine(ABC):
 
     def dead_lettered(self) -> list[Outcome]:
         """Record that the letter of `GiveUp` is stored. Return the resulting outcomes."""
-        if not isinstance(self._due, GiveUp):
+        if not isinstance(self._pending, GiveUp):
             raise RuntimeError(f"queue {self.queue} has no dead letter to be written")
-        self._due = self._refused_since = None
+        self._pending = self._refused_since = None
         return self._given_up(*self._exhausted.popleft())
 
     def was_parked(self, parked: Sequence[bool]) -> list[Outcome]:
@@ -430,12 +430,12 @@ class Engine(ABC):
         ``parked``: for each message, whether it is in the lot now. A message that is not in the lot was already settled: the group's
         offset had passed it.
         """
-        if not isinstance(self._due, Park):
+        if not isinstance(self._pending, Park):
             raise RuntimeError(f"queue {self.queue} has no messages to be parked")
-        messages = self._due.messages
-        self._due = self._refused_since = None
+        messages = self._pending.messages
+        self._pending = self._refused_since = None
         del self._to_park[: len(messages)]
-        self._held -= len(messages)
+        self._undecided -= len(messages)
         return [
             Outcome(
                 message._offset,
@@ -454,9 +454,9 @@ class Engine(ABC):
 
         Raises ``error`` if it is permanent (`OrderedMQError.retriable`), or if writes have been refused for REFUSED_PATIENCE seconds.
         """
-        if not isinstance(self._due, GiveUp | Park):
+        if not isinstance(self._pending, GiveUp | Park):
             raise RuntimeError(f"queue {self.queue} has nothing to be written")
-        self._due = None
+        self._pending = None
         since = self._refused_since = now if self._refused_since is None else self._refused_since
         if not error.retriable or now - since >= REFUSED_PATIENCE:
             raise error
@@ -470,8 +470,8 @@ class Engine(ABC):
             self._lost = True
             return
         self._last_lock = now
-        if isinstance(self._due, CheckLock):
-            self._due = None
+        if isinstance(self._pending, CheckLock):
+            self._pending = None
             self._ask = False
 
     # -- inside

@@ -119,14 +119,14 @@ class KeyEngine(Engine):
         self.settings = settings
         self._capacity = lot.capacity
         #: Free places in the lot. Messages in it that do not belong to this micro-batch also take up places.
-        self._room = lot.capacity - sum(map(len, lot.waiting.values())) - sum(map(len, lot.attempted.values()))
+        self._room = lot.capacity - sum(map(len, lot.parked_before.values())) - sum(map(len, lot.attempted.values()))
         self._lanes: dict[object, KeyLane] = {}
         #: Lanes whose messages may go to the listener now, and suspended lanes with the time at which they are tried again.
         self._ready: deque[KeyLane] = deque()
         self._suspended: list[tuple[float, int, KeyLane]] = []
         self._entered = 0
         self._began = now
-        self._waiting, self._attempted = lot.waiting, lot.attempted
+        self._waiting, self._attempted = lot.parked_before, lot.attempted
         seen: set[object] = set()
         for message in sorted(lot.planned, key=lambda one: one._offset):
             lane = self._lane(lane_key(message._key, message._offset))
@@ -154,7 +154,7 @@ class KeyEngine(Engine):
                     self._add(lane, message)
                 continue
             # The same as `_add`, but faster for the many messages of keys without parked messages.
-            self._held += 1
+            self._undecided += 1
             if not lane.waiting and lane.batch is None:
                 ready.append(lane)
             lane.waiting.append(message)
@@ -204,19 +204,19 @@ class KeyEngine(Engine):
         batch = lane.batch
         assert batch is not None
         done, rest = batch.messages[: accepted or 0], batch.messages[accepted or 0 :]
-        alone = accepted is not None or len(rest) == 1
-        text = clip(error if alone else in_company(error, len(rest)), MAX_ERROR_BYTES)
-        for message in rest[:1] if alone else rest:
+        cause_known = accepted is not None or len(rest) == 1
+        text = clip(error if cause_known else in_company(error, len(rest)), MAX_ERROR_BYTES)
+        for message in rest[:1] if cause_known else rest:
             message._attempts += 1
             message._error = text
         head, batch.messages = rest[0], rest[:1]
         lane.waiting.extendleft(reversed(rest[1:]))
-        self._held -= len(done)
-        lane.failures = alone + (0 if done else lane.failures)
+        self._undecided -= len(done)
+        lane.failures = cause_known + (0 if done else lane.failures)
         out = outcomes(done, "SUCCESS", batch.seconds)
         millis = self._whole(context, "suspend_current_queue_time_millis", -1)
         pause = suspend_seconds(millis, self.settings.suspend_current_queue_time_millis)
-        exhausted = alone and 0 <= self.settings.max_reconsume_times < head._attempts
+        exhausted = cause_known and 0 <= self.settings.max_reconsume_times < head._attempts
         if exhausted:
             if self.settings.on_exhausted == "dead_letter":
                 self._exhausted.append((batch, head))
@@ -245,7 +245,7 @@ class KeyEngine(Engine):
         return lane.diverted_from is None or message._offset < lane.diverted_from
 
     def _add(self, lane: KeyLane, message: Message) -> None:
-        self._held += 1
+        self._undecided += 1
         if lane.parked or not self._may_consume(lane, message):
             self._to_park.append(message)
             self._room -= 1
@@ -281,7 +281,7 @@ class KeyEngine(Engine):
         assert batch is not None
         lane.batch = None
         lane.failures = 0
-        self._held -= len(batch.messages)
+        self._undecided -= len(batch.messages)
         if lane.waiting:
             self._ready.append(lane)
         elif not lane.behind:

@@ -125,7 +125,7 @@ class QueueEngine(Engine):
         #: Messages that were not in a batch yet, from the index `_begin` on.
         self._waiting: list[Message] = []
         self._begin = 0
-        #: Batches that the listener gets again, and taken batches, both in order. `_held` does not count the taken ones.
+        #: Batches that the listener gets again, and taken batches, both in order. `_undecided` does not count the taken ones.
         self._again: deque[Batch] = deque()
         self._taken: list[Batch] = []
         #: No batch goes to the listener before this time.
@@ -143,7 +143,7 @@ class QueueEngine(Engine):
         del self._waiting[: self._begin]
         self._begin = 0
         self._waiting += messages
-        self._held += len(messages)
+        self._undecided += len(messages)
 
     def _take(self) -> Batch | None:
         if self._suspended_until is not None or self._exhausted:
@@ -180,7 +180,7 @@ class QueueEngine(Engine):
             )
             status = ConsumeOrderlyStatus.SUCCESS
         if status is ConsumeOrderlyStatus.ROLLBACK:
-            self._held += sum(len(each.messages) for each in self._taken)
+            self._undecided += sum(len(each.messages) for each in self._taken)
             self._again.extendleft([batch, *reversed(self._taken)])
             self._taken.clear()
             self._suspend(context, now)
@@ -200,7 +200,7 @@ class QueueEngine(Engine):
         if auto_commit or status is ConsumeOrderlyStatus.COMMIT:
             return self._commit(batch, "SUCCESS" if auto_commit else "COMMIT")
         self._taken.append(batch)
-        self._held -= len(batch.messages)
+        self._undecided -= len(batch.messages)
         return []
 
     def _failed(self, batch: Batch, accepted: int | None, error: str, context: ConsumeOrderlyContext, now: float) -> None:
@@ -236,12 +236,12 @@ class QueueEngine(Engine):
     def _given_up(self, batch: Batch, message: Message) -> list[Outcome]:  # noqa: ARG002
         if self._auto_commit:
             return self._commit(batch, "DEAD_LETTER")
-        self._held -= 1
+        self._undecided -= 1
         return [_outcome(batch, "DEAD_LETTER")]
 
     def _commit(self, last: Batch, status: OutcomeStatus) -> list[Outcome]:
         """Return outcomes with SUCCESS for all taken batches, and one with ``status`` for ``last``."""
-        self._held -= len(last.messages)
+        self._undecided -= len(last.messages)
         outcomes = [*(_outcome(batch, "SUCCESS") for batch in self._taken), _outcome(last, status)]
         self._taken.clear()
         return outcomes

@@ -75,7 +75,8 @@ class StartingOffsets:
     """Where a query without a checkpoint begins.
 
     Only the kind ``json`` has ``offsets`` (next offset per queue, EARLIEST or LATEST). Only the kind ``timestamp`` has
-    ``timestamp`` (µs since 1970). ``explicit``: the user set startingOffsets or startingTimestamp, which reset the group.
+    ``timestamp`` (µs since 1970). ``explicit``: the user set startingOffsets or startingTimestamp. They
+    reset the group of an exclusive query, except startingOffsets=committed.
     """
 
     kind: StartKind

@@ -142,7 +142,7 @@ class Owner:
         Spark has committed everything below ``start``. ``queues`` are the queues that exist. Unlocked queues are forgotten here.
         """
         actions: list[Commit | Unlock | Lock] = []
-        commit = self.processed(start)
+        commit = self.take_processed(start)
         if commit is not None:
             actions.append(commit)
         wanted = set(self.strategy(queues, members))
@@ -161,8 +161,11 @@ class Owner:
         self._forget([owned.queue for owned in leaving], Step.GIVEN_UP)
         return tuple(owned.token for owned in leaving if owned.token is not None and owned.leader is None)
 
-    def processed(self, start: Checkpoint) -> Commit | None:
-        """Return the commit of the messages below ``start``, which Spark has processed, or None if nothing is to be committed."""
+    def take_processed(self, start: Checkpoint) -> Commit | None:
+        """Return the commit of the messages below ``start``, which Spark has processed, or None if nothing is to be committed.
+
+        The planned micro-batch ends with this: it is committed, or rolled back if it did not run.
+        """
         if self._planned is None:
             return None
         # Compare whole checkpoints: a queue that was entered again at a lower offset may be planned up to the same end as before.

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from ordered_source.listener.settled import Settled
 from ordered_source.plan import planned_schema
-from ordered_source.read_context import LotPlan
+from ordered_source.read_context import TaskLot
 from ordered_source.stream_reader import StreamReader
 from orderedmq.broker import PullSettings, SinkBatch
 from orderedmq.cli import app
@@ -137,7 +137,7 @@ def park(cluster: Place, account: Credentials, group: str, topic: str = "orders"
             with connect(cluster, account) as task:
                 assert task.groups.park(token, [Put(token.queue, 0, Ticket(0, 1, 1, BEHIND))]) == [True]
                 lot = companion(token)
-                assert list(Settled.read(task, token, lot.queue, LotPlan(0, 0, 0, 10)).view().places) == [0]
+                assert list(Settled.read(task, token, lot.queue, TaskLot(0, 0, 0, 10)).view().parked_offsets) == [0]
         assert broker.log.bounds([lot.queue])[lot.queue].max_offset == 1
         assert broker.log.reading(PullSettings(group)).pull(lot.queue, 0, 10, 10, ("body",)).num_rows == 1
         broker.groups.commit({token: 1, lot: 1})

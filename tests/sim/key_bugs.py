@@ -61,16 +61,16 @@ def letters_not_honoured() -> AbstractContextManager[Any]:
 
 def lot_not_committed_with_its_queue() -> AbstractContextManager[Any]:
     """The offset of a parking lot is not committed with its queue's offset, so the next owner finds the lot's old offset."""
-    processed = Owner.processed
+    take_processed = Owner.take_processed
 
     def without_lots(self: Owner, start: Any) -> Commit | None:
-        found = processed(self, start)
+        found = take_processed(self, start)
         if found is None:
             return None
         kept = {token: offset for token, offset in found.offsets.items() if not is_parked(token.queue)}
         return Commit(kept) if kept else None
 
-    return _instead(Owner, "processed", without_lots)
+    return _instead(Owner, "take_processed", without_lots)
 
 
 def lot_kept_when_its_queue_is_given_up() -> AbstractContextManager[Any]:
@@ -194,7 +194,9 @@ def queue_stopped_by_a_lot_that_waits_for_it() -> AbstractContextManager[Any]:
     def stops(self: LotPlanner, owner: Owner, *arguments: Any) -> Any:
         found = plan(self, owner, *arguments)
         lots = [(one.leader, self._lots.get(queue)) for queue, one in owner.owned.items() if one.leader is not None]
-        return replace(found, full=frozenset(leader for leader, lot in lots if lot is not None and lot.messages >= self._room))
+        return replace(
+            found, full=frozenset(leader for leader, lot in lots if lot is not None and lot.messages >= self._capacity)
+        )
 
     return _instead(LotPlanner, "plan", stops)
 

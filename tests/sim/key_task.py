@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from ordered_source.listener.settled import Settled
 from ordered_source.partition_reader import LotSpan
-from ordered_source.read_context import LotPlan
+from ordered_source.read_context import TaskLot
 from orderedmq.errors import StoreError
 from orderedmq.listening.engine import (
     Batch,
@@ -213,7 +213,7 @@ class KeyTask(Task):
         if lot.end < end:
             behind.add(lots.pull(lot.queue, lot.end, end))
         self.settled = Settled(
-            behind, LotPlan(self.span.begin, lot.begin, lot.end, self.room), set(self.world.letters.get(self.token.queue, ()))
+            behind, TaskLot(self.span.begin, lot.begin, lot.end, self.room), set(self.world.letters.get(self.token.queue, ()))
         )
         self.behind = set(behind.places)
         view = self.settled.view()
@@ -222,7 +222,7 @@ class KeyTask(Task):
         if self.world.trace is not None:
             places = [(one.place, one.offset if one.ticket else one.order) for one in lots.entries.get(lot.queue, ())]
             self.world.note(
-                f"{self}: attempt {self.attempts}, waiting {view.waiting}, attempted {view.attempted}, the lot {places}"
+                f"{self}: attempt {self.attempts}, waiting {view.parked_before}, attempted {view.attempted}, the lot {places}"
             )
         messages = self._planned(planned)
         last: dict[object, int] = {}

@@ -191,7 +191,8 @@ def test_a_good_message_is_no_dead_letter_because_of_its_neighbours(ack_index: i
 def test_what_is_not_due_or_held_is_moved_and_not_consumed() -> None:
     lot = [message(3, "a", due=False), message(4, "a", held=True), Message(5, "a"), message(6, None, attempts=2)]
     made = Task(
-        ConcurrentEngine(QUEUE, ConcurrentSettings(), 0.0, LotView(planned=lot, places={6})), lambda batch: (SUCCESS, ALL, 0)
+        ConcurrentEngine(QUEUE, ConcurrentSettings(), 0.0, LotView(planned=lot, parked_offsets={6})),
+        lambda batch: (SUCCESS, ALL, 0),
     )
     assert told(made.run()) == [(5, "SUCCESS", 1), (3, "PARKED", 0), (4, "PARKED", 0)]
     assert [one._again for one in made.parked] == [False, False]

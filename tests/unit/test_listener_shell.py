@@ -29,7 +29,7 @@ from ordered_source.listener import calls, shell
 from ordered_source.listener.settled import Settled
 from ordered_source.listener.shell import Consumer
 from ordered_source.partition_reader import LotSpan, QueuePartition
-from ordered_source.read_context import LotPlan
+from ordered_source.read_context import TaskLot
 from orderedmq import pulls
 from orderedmq.conditions import DataLossCondition, StoreCondition
 from orderedmq.embedded.broker import EmbeddedBroker
@@ -824,7 +824,7 @@ def test_what_a_former_task_has_read_of_a_lot_is_continued_and_another_locks_rea
     # The first two readings begin at 0, because the lot is empty until the first task ends. The third one begins after the message.
     assert begun == [0, 0, 1]
     other = replace(rig.token, epoch=rig.token.epoch - 1)
-    Settled.read(rig.broker, other, LOT, LotPlan(3, 0, 0, 9))
+    Settled.read(rig.broker, other, LOT, TaskLot(3, 0, 0, 9))
     assert begun[-1] == 0
 
 

@@ -15,7 +15,7 @@ from pyspark import TaskContext
 from ordered_source import partition_reader
 from ordered_source.columns import TICKET_TYPE, LotPlace, full_schema
 from ordered_source.partition_reader import LotSpan, QueuePartition
-from ordered_source.read_context import LotPlan, ReadContext
+from ordered_source.read_context import ReadContext, TaskLot
 from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.embedded.log import EmbeddedLog
 from orderedmq.embedded.outbox import EmbeddedOutbox
@@ -97,7 +97,7 @@ def test_parked_messages_come_first_as_they_were_sent_and_each_says_where_it_lie
     assert [row["properties"] for row in found] == [[("shop", "berlin")]] * 4
     assert tickets(found) == [LotPlace(1, 3, 1, 5000, "no"), LotPlace(2, 0, 0, BEHIND, ""), None, None]
     (context,) = {rig.context(row) for row in found}
-    assert context.lot == LotPlan(4, 1, 3, 100)
+    assert context.lot == TaskLot(4, 1, 3, 100)
     lock = context.lock(QUEUE)
     assert (lock.token.epoch, lock.token.group, lock.token.queue, lock.lot) == (rig.token.epoch, "g", QUEUE, context.lot)
 
@@ -132,7 +132,7 @@ def test_each_message_of_a_lot_is_read_once(tmp_path: Path, monkeypatch: pytest.
 def test_a_lot_that_is_not_planned_gives_no_rows_and_is_known_from_the_lock_token(rig: Rig) -> None:
     found = rig.read(rig.part(4, 6, (1, 1)), "queue_offset", "lock_token")
     assert [row["queue_offset"] for row in found] == [4, 5]
-    assert rig.context(found[0]).lot == LotPlan(4, 1, 1, 100)
+    assert rig.context(found[0]).lot == TaskLot(4, 1, 1, 100)
 
 
 def test_a_range_may_have_parked_messages_only(rig: Rig) -> None:
