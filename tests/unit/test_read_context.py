@@ -62,7 +62,7 @@ def test_the_text_names_its_fields_and_has_no_key_of_an_account() -> None:
         "identity": "id",
         "endpoint": {"namesrv_addr": "ns:9876"},
         "account": True,
-        "lot": {"q_begin": 1, "begin": 2, "end": 3, "room": 4},
+        "lot": {"q_begin": 1, "begin": 2, "end": 3, "capacity": 4},
     }
 
 
