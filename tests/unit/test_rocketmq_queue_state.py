@@ -10,7 +10,6 @@ import pyarrow as pa
 import pytest
 
 from orderedmq.broker import QueueBounds
-from orderedmq.conditions import UnavailableCondition
 from orderedmq.errors import RocketMQUnavailableError, TopicError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.append.broker_port import packing_for
@@ -142,7 +141,8 @@ def test_a_queue_of_a_broker_that_does_not_report_is_never_missing(
     cluster.broker("b", topic="other")
     cluster.reporting = {"a", "b"}
     for queue in (elsewhere, elsewhere._replace(topic="unknown")):
-        with pytest.raises(RocketMQUnavailableError, match="NO_BROKER"):
+        # The deadline may cut the last request short.
+        with pytest.raises(RocketMQUnavailableError, match="NO_BROKER|TIMEOUT"):
             log.bounds([queue])
     assert log.bounds([FIRST._replace(topic="other", broker_name="b"), SECOND]) != {}
 
@@ -216,10 +216,9 @@ def test_a_proxy_without_any_broker_is_waited_for(
     monkeypatch.setattr(log_module, "REQUEST_TIMEOUT", 0.5)
     monkeypatch.setattr(log_module, "NAMESERVER_TIMEOUT", 0.3)
     del cluster.routes["T"], cluster.routes["SELF_TEST_TOPIC"]
-    with pytest.raises(RocketMQUnavailableError) as caught:
-        proxied.queues("T")
     # The deadline may cut the last request short.
-    assert caught.value.sub in (UnavailableCondition.NO_BROKER, UnavailableCondition.TIMEOUT)
+    with pytest.raises(RocketMQUnavailableError, match="NO_BROKER|TIMEOUT"):
+        proxied.queues("T")
 
 
 def test_a_new_process_waits_for_a_route_that_a_proxy_does_not_know_yet(proxied: RocketMQLog, cluster: Cluster) -> None:
