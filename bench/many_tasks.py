@@ -85,7 +85,7 @@ def _write(address: str, batch: SinkBatch, partitions: range, queues: Sequence[M
                 "body": [draw.randbytes(100) for _ in range(ROWS)],
                 "sharding_key": [f"key-{draw.random()}" for _ in range(ROWS)],
             }
-            # The sink's writer checks a task's rows together, too.
+            # Check the rows together, as the sink's writer does.
             rows = normalise(pa.record_batch(columns), "the batch")
             for number, queue in enumerate(draw.sample(targets, ROWS)):
                 staging.add(queue, rows.slice(number, 1))

@@ -100,9 +100,9 @@ def read(
             checked = _check_again(broker, partition, options, checked)
     position = partition.begin
     while position < partition.end:
-        wanted = min(options.pull_batch_size, partition.end - position)
+        most = min(options.pull_batch_size, partition.end - position)
         try:
-            batch, after = _pull(source, partition, options.matching, position, wanted, pulled)
+            batch, after = _pull(source, partition, options.matching, position, most, pulled)
             if after == position:
                 raise data_loss.queue_ended(partition.queue, position, partition.end, source.tail_loss)
         except (DataLossError, TopicError) as error:

@@ -113,12 +113,12 @@ class MalformedText:
 
     def note(self, queue: MessageQueue, offsets: Iterable[int]) -> None:
         """Count malformed messages by their offsets. Ignores offsets up to the highest one counted so far."""
-        given = sorted(offsets)
-        if not given:
+        sorted_offsets = sorted(offsets)
+        if not sorted_offsets:
             return
         with self._lock:
             seen = self._seen.setdefault(queue, _Seen())
-            new = [offset for offset in given if offset > seen.last]
+            new = [offset for offset in sorted_offsets if offset > seen.last]
             if not new:
                 return
             seen.messages += len(new)

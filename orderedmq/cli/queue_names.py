@@ -133,7 +133,7 @@ def _names(ctx: typer.Context, incomplete: str, look: Callable[[Broker], list[st
 def _shell(ctx: typer.Context) -> Shell:
     """Return the broker options of the command line. Options of an inner command override those of an outer command."""
     above = Shell() if ctx.parent is None else _shell(ctx.parent)  # type: ignore[arg-type]
-    given = {name: ctx.params.get(name) or getattr(above, name) for name in ("path", "namesrv", "namespace", "profile")}
+    texts = {name: ctx.params.get(name) or getattr(above, name) for name in ("path", "namesrv", "namespace", "profile")}
     # The parameter of --option is called option before the command, and options after it.
     options = [*(above.options or ()), *(ctx.params.get("option") or ctx.params.get("options") or ())]
-    return Shell(**given, options=options)
+    return Shell(**texts, options=options)

@@ -96,15 +96,15 @@ def parse(kind: type[Options], options: Mapping[str, str], *, streaming: bool | 
     ``streaming`` None: not known yet, so checks that depend on it are skipped. Raises OptionError MISSING if there are no options,
     UNKNOWN, UNSUPPORTED, CONFLICT or INVALID, and TopicError or GroupError for a bad name.
     """
-    given = _by_name(kind, options)
+    texts = _by_name(kind, options)
     declared = options_of(kind)
-    if "namesrvAddr" not in given:
+    if "namesrvAddr" not in texts:
         for option in declared.values():
-            if option.name in given and option.only_cluster:
+            if option.name in texts and option.only_cluster:
                 raise only_for_cluster(option.name, option.only_cluster)
-        given.setdefault("path", DEFAULT_DIRECTORY)
-    parsed = kind(**{field: option.value(given) for field, option in declared.items()})
-    parsed.check(given.keys(), streaming)
+        texts.setdefault("path", DEFAULT_DIRECTORY)
+    parsed = kind(**{field: option.value(texts) for field, option in declared.items()})
+    parsed.check(texts.keys(), streaming)
     return parsed
 
 

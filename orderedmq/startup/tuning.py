@@ -152,16 +152,16 @@ def compiled_home(spark: Path) -> Path:
     It is in the user's cache and is named after ``spark``. Folders that Spark's servers make in it, such as ``logs``, are kept.
     Raises OSError if the folder cannot be made.
     """
-    wanted = {entry.name: entry for entry in spark.iterdir() if entry.name not in _LEFT_OUT and _of_home(entry)}
+    entries = {entry.name: entry for entry in spark.iterdir() if entry.name not in _LEFT_OUT and _of_home(entry)}
     name = f"spark-{hashlib.sha256(os.fsencode(spark)).hexdigest()[:16]}"
     made = cached(name)
-    if made is not None and _links(made) == wanted.keys():
+    if made is not None and _links(made) == entries.keys():
         return made
     home = cache_folder() / name
     home.mkdir(mode=0o700, exist_ok=True)
-    for gone in _links(home) - wanted.keys():
+    for gone in _links(home) - entries.keys():
         (home / gone).unlink(missing_ok=True)
-    for part, entry in wanted.items():
+    for part, entry in entries.items():
         try:
             (home / part).symlink_to(entry)
         except FileExistsError:  # made by an earlier call, or by another process a moment ago

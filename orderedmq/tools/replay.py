@@ -205,14 +205,14 @@ class _Replay:
                 if not self.chosen.offsets:
                     chosen = [letter for letter in chosen if not self.chosen.replayed(letter, upto)]
                 sent = [letter for letter in chosen if self.chosen.passes(letter)]
-                held = [letter for letter in chosen if self.chosen.quarantined is False and self.chosen.holds(letter)]
+                quarantined = [letter for letter in chosen if self.chosen.quarantined is False and self.chosen.holds(letter)]
                 if left is not None and len(sent) >= left:
                     sent = sent[:left]
                     end = sent[-1].offset + 1
-                    yield _Piece(token, end, sent, [letter for letter in held if letter.offset < end])
+                    yield _Piece(token, end, sent, [letter for letter in quarantined if letter.offset < end])
                     return
                 left = None if left is None else left - len(sent)
-                yield _Piece(token, letters[-1].offset + 1, sent, held)
+                yield _Piece(token, letters[-1].offset + 1, sent, quarantined)
 
     def _check(self, piece: _Piece, targets: dict[str, list[MessageQueue]]) -> None:
         if self.chosen.offsets and piece.held:

@@ -189,5 +189,5 @@ def messages_url(queue: MessageQueue, offset: int | None = None) -> str:
 
 
 def _url(room: str, name: str, what: str, query: Mapping[str, Any]) -> str:
-    given = {field: value for field, value in query.items() if value not in (None, "")}
-    return f"{room}{quote(name, safe='')}{what}{'?' if given else ''}{urlencode(given)}"
+    values = {field: value for field, value in query.items() if value not in (None, "")}
+    return f"{room}{quote(name, safe='')}{what}{'?' if values else ''}{urlencode(values)}"

@@ -107,8 +107,8 @@ def require_filter(client: Client, matching: Filter, topics: Iterable[str], rout
         raise_not_through_proxy("option filterSql")
     asked: set[str] = set()
     for topic in topics:
-        wanted = group_requests.TopicSubscription(topic, matching.expression, matching.kind)
-        request = group_requests.check_client_config("orderedmq", rights.TOOLS_GROUP, wanted)
+        subscription = group_requests.TopicSubscription(topic, matching.expression, matching.kind)
+        request = group_requests.check_client_config("orderedmq", rights.TOOLS_GROUP, subscription)
         for name in sorted({queue.broker_name for queue in route(topic).reading_list()} - asked):
             asked.add(name)
             try:
