@@ -136,13 +136,12 @@ def test_a_queue_of_a_broker_that_does_not_report_is_never_missing(
     log: RocketMQLog, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also if the nameserver has no route of its topic: a restarted one knows neither the broker nor the topic."""
-    monkeypatch.setattr(log_module, "REQUEST_TIMEOUT", 0.5)
+    monkeypatch.setattr(log_module, "REQUEST_TIMEOUT", 1.0)
     elsewhere = MessageQueue("T", "gone", 0)
     cluster.broker("b", topic="other")
     cluster.reporting = {"a", "b"}
     for queue in (elsewhere, elsewhere._replace(topic="unknown")):
-        # The deadline may cut the last request short.
-        with pytest.raises(RocketMQUnavailableError, match="NO_BROKER|TIMEOUT"):
+        with pytest.raises(RocketMQUnavailableError, match="NO_BROKER"):
             log.bounds([queue])
     assert log.bounds([FIRST._replace(topic="other", broker_name="b"), SECOND]) != {}
 
@@ -213,11 +212,10 @@ def test_a_topic_exists_while_its_broker_has_it_although_a_proxy_has_no_route(pr
 def test_a_proxy_without_any_broker_is_waited_for(
     proxied: RocketMQLog, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_module, "REQUEST_TIMEOUT", 0.5)
-    monkeypatch.setattr(log_module, "NAMESERVER_TIMEOUT", 0.3)
+    monkeypatch.setattr(log_module, "REQUEST_TIMEOUT", 1.0)
+    monkeypatch.setattr(log_module, "NAMESERVER_TIMEOUT", 1.0)
     del cluster.routes["T"], cluster.routes["SELF_TEST_TOPIC"]
-    # The deadline may cut the last request short.
-    with pytest.raises(RocketMQUnavailableError, match="NO_BROKER|TIMEOUT"):
+    with pytest.raises(RocketMQUnavailableError, match="NO_BROKER"):
         proxied.queues("T")
 
 
@@ -247,7 +245,7 @@ def test_a_broker_that_is_away_behind_a_proxy_is_not_said_to_lack_its_queues(
 ) -> None:
     """The Proxy keeps the broker in the route of another topic, and answers no request for the broker."""
     monkeypatch.setattr(client_module, "ATTEMPT_TIMEOUT", 0.1)
-    monkeypatch.setattr(log_module, "REQUEST_TIMEOUT", 0.5)
+    monkeypatch.setattr(log_module, "REQUEST_TIMEOUT", 1.0)
     assert proxied.queues("T") == [FIRST]
     cluster.broker("b", topic="T")
     del cluster.routes["T"]["a"]

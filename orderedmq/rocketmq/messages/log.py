@@ -41,7 +41,7 @@ from orderedmq.rocketmq.messages.topic_anchor import find_anchor, is_same_topic,
 from orderedmq.rocketmq.net import checks
 from orderedmq.rocketmq.net.client import NAMESERVER_TIMEOUT, Client
 from orderedmq.rocketmq.net.connection import Pending
-from orderedmq.rocketmq.net.deadline import REQUEST_TIMEOUT, RETRY, Deadline
+from orderedmq.rocketmq.net.deadline import REQUEST_TIMEOUT, RETRY, Deadline, leaves_attempt
 from orderedmq.rocketmq.net.fan_out import ask_queues, existing, holds
 from orderedmq.rocketmq.wire import message_requests, rights
 from orderedmq.rocketmq.wire.message_requests import PullResult
@@ -211,7 +211,7 @@ class RocketMQLog:
                 raise missing_topic(topic)
             failures += 1
             delay = RETRY.delay(failures, random.random())
-            if time.monotonic() + delay >= deadline:
+            if not leaves_attempt(deadline, delay):
                 raise RocketMQUnavailableError(
                     UnavailableCondition.NO_BROKER,
                     f"the brokers have topic {topic!r}, but the Proxy does not know its route yet. It keeps routes for 20 s",
@@ -452,7 +452,7 @@ class RocketMQLog:
                     deadline = Deadline.after(READABLE_PATIENCE)
                 failures += 1
                 delay = RETRY.delay(failures, random.random())
-                if error.sub != UnavailableCondition.NOT_READABLE or time.monotonic() + delay >= deadline:
+                if error.sub != UnavailableCondition.NOT_READABLE or not leaves_attempt(deadline, delay):
                     raise
             except DataLossError as error:
                 if not failures:
@@ -460,7 +460,7 @@ class RocketMQLog:
                     deadline = Deadline.after(HOLE_PATIENCE)
                 failures += 1
                 delay = RETRY.delay(failures, random.random())
-                if error.sub != DataLossCondition.AGED_OUT or time.monotonic() + delay >= deadline:
+                if error.sub != DataLossCondition.AGED_OUT or not leaves_attempt(deadline, delay):
                     raise
                 least, limit = message_requests.min_offset(queue), Deadline.after(REQUEST_TIMEOUT)
                 if self._client.call(least, limit, topic=queue.topic, broker_name=queue.broker_name) > offset:

@@ -27,7 +27,7 @@ from orderedmq.rocketmq.codec.encode import Packing, SendBody
 from orderedmq.rocketmq.net import behind_proxy
 from orderedmq.rocketmq.net.account import Account
 from orderedmq.rocketmq.net.connection import Connection, PushHandler
-from orderedmq.rocketmq.net.deadline import REQUEST_TIMEOUT, RETRY, Deadline
+from orderedmq.rocketmq.net.deadline import REQUEST_TIMEOUT, RETRY, Deadline, leaves_attempt
 from orderedmq.rocketmq.net.endpoints import Endpoints
 from orderedmq.rocketmq.net.lane import Lane
 from orderedmq.rocketmq.net.transport import ssl_context
@@ -292,7 +292,7 @@ class Client:
             cluster = self.whole_cluster(deadline, enough)
             failures += 1
             delay = RETRY.delay(failures, random.random())
-            if cluster.brokers or time.monotonic() + delay >= deadline:
+            if cluster.brokers or not leaves_attempt(deadline, delay):
                 return cluster
             none = RocketMQUnavailableError(UnavailableCondition.NO_BROKER, "no nameserver knows a broker")
             self._endpoints.pause(delay, deadline, none)

@@ -11,6 +11,9 @@ from typing import Final, Self
 REQUEST_TIMEOUT: Final = 30.0
 #: The minimum time limit of a request to one of several servers that share a time limit, in seconds.
 LEAST_TIMEOUT: Final = 0.5
+#: The minimum time for another attempt, in seconds. With less, a busy server's answer would come too late, and the error would be a
+#: timeout instead of the cause of the failures before.
+_LEAST_ATTEMPT: Final = 0.2
 
 
 class Deadline(float):
@@ -27,6 +30,11 @@ class Deadline(float):
 def seconds_to(deadline: float) -> float:
     """Return the seconds until a deadline: 0 if it has passed, and at most the longest time for which a lock can wait."""
     return min(max(0.0, deadline - time.monotonic()), threading.TIMEOUT_MAX)
+
+
+def leaves_attempt(deadline: float, delay: float) -> bool:
+    """Return whether there is time for another attempt after ``delay`` seconds."""
+    return time.monotonic() + delay + _LEAST_ATTEMPT < deadline
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from orderedmq.conditions import RocketMQCondition, UnavailableCondition
 from orderedmq.errors import OrderedMQError, RocketMQError, RocketMQUnavailableError, stays_here
 from orderedmq.rocketmq.net.account import NO_ACCOUNT, Account
 from orderedmq.rocketmq.net.connection import Connection, PushHandler
-from orderedmq.rocketmq.net.deadline import CONNECT, seconds_to
+from orderedmq.rocketmq.net.deadline import CONNECT, leaves_attempt, seconds_to
 from orderedmq.rocketmq.net.lane import Lane
 from orderedmq.rocketmq.wire.namespaces import NO_NAMESPACES, Namespaces
 
@@ -155,8 +155,8 @@ class Endpoints:
                 endpoint.idle.pop().close()
 
     def pause(self, delay: float, deadline: float, last: OrderedMQError) -> None:
-        """Wait before the next attempt. Raises ``last`` if the deadline would pass, and RocketMQError CLOSED if the client is closed."""
-        if time.monotonic() + delay >= deadline:
+        """Wait before the next attempt. Raises ``last`` if there is no time for one, and RocketMQError CLOSED if the client is closed."""
+        if not leaves_attempt(deadline, delay):
             raise last
         if self._closing.wait(delay):
             self.raise_closed()
