@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from orderedmq.spark_support import require_pyspark
 
 if TYPE_CHECKING:
-    from ordered_source.lag_listener import LagListener
     from ordered_source.listener.consume import consume_concurrently, consume_orderly
     from ordered_source.listener.dead_letter import dead_letter
     from ordered_source.listener.tracing import Tracing
@@ -30,8 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ConcurrentSettings", "ConsumeConcurrentlyContext", "ConsumeConcurrentlyStatus", "ConsumeOrderlyContext", "ConsumeOrderlyStatus",
-    "LagListener", "OrderPerKey", "OrderPerQueue", "Tracing", "consume_concurrently", "consume_orderly", "dead_letter",
-    "stop_at_boundary", "stop_on_sigterm",
+    "OrderPerKey", "OrderPerQueue", "Tracing", "consume_concurrently", "consume_orderly", "dead_letter", "stop_at_boundary",
+    "stop_on_sigterm",
 ]  # fmt: skip
 
 _HOMES = {
@@ -40,7 +39,6 @@ _HOMES = {
     "ConsumeConcurrentlyStatus": "orderedmq.listening.listener",
     "ConsumeOrderlyContext": "orderedmq.listening.listener",
     "ConsumeOrderlyStatus": "orderedmq.listening.listener",
-    "LagListener": "ordered_source.lag_listener",
     "OrderPerKey": "orderedmq.listening.key_engine",
     "OrderPerQueue": "orderedmq.listening.queue_engine",
     "Tracing": "ordered_source.listener.tracing",

@@ -19,7 +19,6 @@ from orderedmq.broker import Broker, Log
 from orderedmq.errors import GroupError
 from orderedmq.model import MessageQueue, is_parked
 from orderedmq.options.source import SourceOptions
-from orderedmq.ownership.lag import ParkedCounts
 from orderedmq.ownership.offsets import Checkpoint, OffsetMap
 from orderedmq.ownership.owned_queue import Owned
 from orderedmq.ownership.owner import Owner
@@ -81,16 +80,20 @@ class LotPlanner:
         self._warn(full)
         return BatchLots(counts, frozenset(full), min(waiting, default=None))
 
-    def summary(self) -> ParkedCounts:
-        """Return the counts of the messages that were parked when the last batch was planned."""
+    def summary(self) -> dict[str, int | None]:
+        """Return counts of the messages that were parked when the last batch was planned, for the query's progress.
+
+        oldest: when the first of them was stored, in ms since the epoch, None if nothing is parked. retries: the number of failed
+        listener calls for the next message of each key.
+        """
         lots = self._lots.values()
         oldest = min((lot.oldest for lot in lots if lot.oldest is not None), default=None)
-        return ParkedCounts(
-            sum(lot.messages for lot in lots),
-            sum(len(lot.keys) for lot in lots),
-            None if oldest is None else oldest // 1000,
-            sum(lot.retries for lot in lots),
-        )
+        return {
+            "messages": sum(lot.messages for lot in lots),
+            "keys": sum(len(lot.keys) for lot in lots),
+            "oldest": None if oldest is None else oldest // 1000,
+            "retries": sum(lot.retries for lot in lots),
+        }
 
     def _read(self, queue: MessageQueue, owned: Owned, end: int) -> Lot:
         assert owned.position is not None

@@ -6,6 +6,7 @@ s), because a task may still run. The query's next run repeats the batch, or ano
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import json
 import logging
@@ -26,7 +27,6 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from orderedmq.conditions import OptionCondition
 from orderedmq.errors import OptionError
-from orderedmq.ownership.lag import checkpoint_of
 from orderedmq.ownership.offsets import Checkpoint
 
 log = logging.getLogger("orderedmq")
@@ -99,7 +99,9 @@ def _offsets(query: StreamingQuery) -> dict[str, Mapping[str, Any]]:
     progress = query.lastProgress
     if progress is None:
         return {}
-    checkpoints = [checkpoint for source in progress["sources"] if (checkpoint := checkpoint_of(source)) is not None]
+    checkpoints = [
+        Checkpoint.from_spark(end) for source in progress["sources"] if _is_checkpoint(end := _parsed(source["endOffset"]))
+    ]
     if not checkpoints:
         raise OptionError(
             OptionCondition.UNSUPPORTED,
@@ -107,6 +109,24 @@ def _offsets(query: StreamingQuery) -> dict[str, Mapping[str, Any]]:
             "query.stop()",
         )
     return {checkpoint.owner: checkpoint.to_spark() for checkpoint in checkpoints if checkpoint.owner is not None}
+
+
+def _is_checkpoint(offset: Any) -> bool:
+    """Whether this is the offset of an orderedmq source that has already decided where its queues begin."""
+    return isinstance(offset, Mapping) and {"v", "owner", "next"} <= offset.keys()
+
+
+def _parsed(offset: Any) -> Any:
+    """Return an offset of a query's progress as Python objects. A value of another source that cannot be parsed is returned unchanged.
+
+    PySpark shows the JSON text, an object parsed from it, or before 4.2 the text of that object.
+    """
+    if not isinstance(offset, str):
+        return offset
+    for parse in (json.loads, ast.literal_eval):
+        with contextlib.suppress(ValueError, SyntaxError):
+            return parse(offset)
+    return offset
 
 
 def stop_on_sigterm(spark: SparkSession, timeout: float = 60.0) -> None:

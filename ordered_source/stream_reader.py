@@ -212,7 +212,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         bounds = self._connected[0].log.bounds(without_lots(self._run.owner.owned))
         latest: dict[str, Any] = {"next": offsets_to_json({queue: at.max_offset for queue, at in bounds.items()})}
         if self._run.lots is not None:
-            latest["parked"] = self._run.lots.summary()._asdict()
+            latest["parked"] = self._run.lots.summary()
         return latest
 
     @_interruptible

@@ -87,7 +87,7 @@ def run(some: Sequence[Snippet], spark: SparkSession, folder: Path, replaced: Ma
     names: dict[str, Any] = {"__name__": "__main__"}
     # The paths are made absolute, because Spark's processes have another working directory.
     texts = {'"data/': f'"{folder}/data/', "'data/": f"'{folder}/data/", **(replaced or {})}
-    with _as_before(spark), _free_ports(), warnings.catch_warnings():
+    with _as_before(spark), warnings.catch_warnings():
         # A library's warning is not an error of the page.
         warnings.simplefilter("default")
         for one in some:
@@ -105,7 +105,7 @@ def _as_before(spark: SparkSession) -> Iterator[None]:
     """Restore the settings, views and loggers that snippets change in the session and in this process."""
     settings = dict(spark.conf.getAll)
     views = {table.name for table in spark.catalog.listTables() if table.isTemporary}
-    loggers = [logging.getLogger(), logging.getLogger("orderedmq"), logging.getLogger("orderedmq.lag")]
+    loggers = [logging.getLogger(), logging.getLogger("orderedmq")]
     levels = [(logger, logger.level, list(logger.handlers)) for logger in loggers]
     try:
         yield
@@ -123,26 +123,3 @@ def _as_before(spark: SparkSession) -> Iterator[None]:
         for logger, level, handlers in levels:
             logger.setLevel(level)
             logger.handlers[:] = handlers
-
-
-@contextmanager
-def _free_ports() -> Iterator[None]:
-    """Make metrics servers use free ports, because a snippet's port may be taken, and stop them at the end of the page."""
-    import prometheus_client
-
-    servers: list[Any] = []
-
-    def serve(port: int, *rest: Any, **named: Any) -> Any:
-        server, thread = start(0, *rest, **named)
-        servers.append(server)
-        return server, thread
-
-    start = prometheus_client.start_http_server
-    prometheus_client.start_http_server = serve
-    try:
-        yield
-    finally:
-        prometheus_client.start_http_server = start
-        for server in servers:
-            server.shutdown()
-            server.server_close()

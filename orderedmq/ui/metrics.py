@@ -4,10 +4,8 @@ Rules: a scrape returns the result of one read of the broker, which is rendered 
 for it, because Prometheus gives up after 10; a slower read runs to its end, and a later scrape gets its result. If the last read failed
 or is older than `STALE` seconds, groups have no samples and ``orderedmq_up`` is 0, because old values would look like an idle broker.
 
-Metrics of groups begin with ``orderedmq_group_`` and have a label ``group``. The metrics of running queries, which
-`ordered_source.LagListener` exports, have a label ``query`` and other names, because a query's view differs from the broker's. A label
-must have few different values in a cluster, so client ids, keys and addresses are not labels. An unknown value has no sample, and is not
-reported as 0.
+Metrics of groups begin with ``orderedmq_group_`` and have a label ``group``. A label must have few different values in a cluster, so
+client ids, keys and addresses are not labels. An unknown value has no sample, and is not reported as 0.
 """
 
 from __future__ import annotations

@@ -15,8 +15,6 @@ from ordered_source.columns import arrow_schema, full_schema
 from ordered_source.older_spark import called_without_start
 from ordered_source.stream_reader import StreamReader
 from orderedmq.errors import OptionError
-from orderedmq.model import MessageQueue
-from orderedmq.ownership.lag import QueueLag, lag_of, parked_of_query
 from tests.loop.conftest import LoopRig
 from tests.micro_batches import MicroBatchLoop, OlderMicroBatches
 from tests.spark.conftest import numbers
@@ -184,22 +182,13 @@ def test_a_checkpoint_moves_between_releases(releases: Sequence[bool], point: An
     query.stop()
 
 
-def test_the_lag_of_a_query_is_in_the_offset_that_spark_reports(rig: LoopRig) -> None:
+def test_the_end_of_the_queues_is_in_the_offset_that_spark_reports(rig: LoopRig) -> None:
     rig.topic("in", 1, rows=10)
     query = rig.start({**SOURCE, "maxOffsetsPerTrigger": "4", "parkingLot": "true"}, None)
     query.advance("committed")
-    end = query.checkpoint.log[-1]
-    # Listeners get JSON text, and query.lastProgress has the text of a dict.
-    for shown in (end, str(json.loads(end))):
-        progress = {"endOffset": shown, "latestOffset": shown}
-        assert lag_of(progress) == {MessageQueue("in", "embedded", 0): QueueLag(4, 10)}
-        parked = parked_of_query([progress])
-        assert parked is not None
-        assert parked.messages == 0
-    # In an offset that a newer release has logged, there is no report.
-    plain = json.loads(end)
-    del plain["latest"]
-    assert lag_of({"endOffset": plain, "latestOffset": None}) == {MessageQueue("in", "embedded", 0): QueueLag(4, None)}
+    latest = json.loads(query.checkpoint.log[-1])["latest"]
+    assert latest["next"] == {"in": {"embedded": {"0": 10}}}
+    assert latest["parked"]["messages"] == 0
 
 
 def test_the_arrow_schema_is_the_one_that_spark_makes() -> None:

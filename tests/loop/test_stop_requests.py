@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -213,12 +214,14 @@ class Application:
             self._query.stop()
 
 
+@pytest.mark.parametrize("shown", [dict, json.dumps, str])
 def test_a_query_between_two_triggers_is_stopped_without_waiting_for_the_next_one(
-    rig: LoopRig, queues: list[MessageQueue]
+    rig: LoopRig, queues: list[MessageQueue], shown: Callable[[dict[str, Any]], object]
 ) -> None:
+    """Releases of Spark show the offsets of a query's progress in different forms."""
     query = start(rig)
     query.advance("committed")
-    application: Any = Application(rig.checkpoints["ck"].end(-1), query)
+    application: Any = Application(shown(rig.checkpoints["ck"].end(-1)), query)
     assert stop_at_boundary(application)
     assert held(rig) == []
     assert sum(rig.broker.groups.offsets("g", queues).values()) == 4
@@ -234,8 +237,9 @@ def test_a_batch_that_takes_longer_than_the_timeout_is_cut(rig: LoopRig, queues:
     assert len(held(rig)) == 2
 
 
-def test_a_query_of_another_format_is_refused_and_stays_active() -> None:
-    application: Any = Application({"rate": 1})
+@pytest.mark.parametrize("end", [{"rate": 1}, "17", "no json", '{"next": {}, "v": 1}', "[0]", "None", None])
+def test_a_query_of_another_format_is_refused_and_stays_active(end: object) -> None:
+    application: Any = Application(end)
     with pytest.raises(OptionError) as caught:
         stop_at_boundary(application)
     assert caught.value.condition == "ORDEREDMQ_OPTION.UNSUPPORTED"

@@ -15,7 +15,7 @@ RELEASES = ("4.0", "4.1", "4.2", "4.3")
 STEPS: dict[str, dict[str, Any]] = {
     "batch and SQL": {"read": 200},
     "hand-over": {"stopped": True},
-    "listener": {"parked": True, "lag": True},
+    "listener": {"parked": True},
     "Spark Connect": {"connect": True},
     "kills": {"kills": 10},
 }

@@ -1,5 +1,5 @@
-"""A program for a Spark Connect session, so that all tests share one server. It copies a topic, tries calls that are refused,
-watches a query's lag, and runs a listener with order per key.
+"""A program for a Spark Connect session, so that all tests share one server. It copies a topic, tries calls that are refused, and
+runs a listener with order per key.
 
 It prints one JSON line: python connect_job.py STORE FOLDER_OF_CHECKPOINTS
 """
@@ -7,20 +7,16 @@ It prints one JSON line: python connect_job.py STORE FOLDER_OF_CHECKPOINTS
 from __future__ import annotations
 
 import json
-import logging
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from prometheus_client import CollectorRegistry
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 import orderedmq
 from ordered_source import ConsumeOrderlyStatus, OrderPerKey, consume_orderly
-from ordered_source.lag_listener import LagListener
 from orderedmq.parking.rules import Order
 from orderedmq.tools.parked import LotReader
 
@@ -64,51 +60,6 @@ def reason(work: Callable[[], Any]) -> str:
         return next((line for line in str(error).splitlines() if "ORDEREDMQ_" in line), str(error))
 
 
-class Kept(logging.Handler):
-    """Keeps log lines, and with each line the lag of the first queue in a scrape at that moment."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        super().__init__()
-        self.registry = registry
-        self.lines: list[str] = []
-        self.lags: list[float | None] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
-        self.lags.append(lag(self.registry))
-
-
-def lag(registry: CollectorRegistry) -> float | None:
-    labels = {"query": "lagging", "topic": "lagging", "broker": "embedded", "queue": "0"}
-    return registry.get_sample_value("orderedmq_queue_lag_messages", labels)
-
-
-def watched(spark: SparkSession, path: str, checkpoint: str) -> dict[str, Any]:
-    """Run a query with a listener in the client. Return the listener's lag lines and metrics."""
-    registry = CollectorRegistry()
-    kept = Kept(registry)
-    logger = logging.getLogger("orderedmq.lag")
-    logger.setLevel(logging.INFO)
-    logger.addHandler(kept)
-    listener = LagListener(registry=registry)
-    spark.streams.addListener(listener)
-    stream = spark.readStream.format("orderedmq").option("path", path).option("topic", "lagging").option("consumerGroup", "h")
-    writer = stream.option("maxOffsetsPerTrigger", 20).load().writeStream.format("noop").queryName("lagging")
-    query = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
-    query.awaitTermination()
-    # Events arrive in a separate stream, some of them after the query's end.
-    deadline = time.monotonic() + 60
-    while (len(kept.lines) < 3 or lag(registry) is not None) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    after = {
-        "lag": lag(registry),
-        "rows": registry.get_sample_value("orderedmq_rows_processed_total", {"query": "lagging"}),
-        "batches": registry.get_sample_value("orderedmq_batches_total", {"query": "lagging"}),
-    }
-    spark.streams.removeListener(listener)
-    return {"lines": kept.lines, "lags": kept.lags, "after": after}
-
-
 def by_key(spark: SparkSession, path: str, folder: str) -> dict[str, Any]:
     """Run a listener with order per key until a poisoned key is parked. Then heal the key, and run until it has come back.
 
@@ -146,7 +97,7 @@ def finish(outcomes: DataFrame, checkpoint: str) -> None:
 def main(path: str, checkpoints: str) -> None:
     spark = SparkSession.builder.remote("local[2]").getOrCreate()
     said: dict[str, Any] = {"kind": type(spark).__module__}
-    said |= {"copied": copied(spark, path, f"{checkpoints}/copied"), "watched": watched(spark, path, f"{checkpoints}/watched")}
+    said["copied"] = copied(spark, path, f"{checkpoints}/copied")
     said["by key"] = by_key(spark, path, checkpoints)
     print(json.dumps(said))
     spark.stop()

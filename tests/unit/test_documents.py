@@ -15,13 +15,11 @@ from types import ModuleType
 
 import pyarrow as pa
 import pytest
-from prometheus_client import CollectorRegistry
 from typer.testing import CliRunner
 
 import ordered_sink
 import ordered_source
 import orderedmq
-from ordered_source import LagListener
 from orderedmq.cli import COMMANDS, GROUPS, app, load
 from orderedmq.embedded.store import layout
 from orderedmq.errors import OrderedMQError
@@ -126,7 +124,7 @@ def test_messages_have_one_form(generate: ModuleType) -> None:
         "later sentences must begin with a capital letter"
     )
     assert [message for message in messages if message.endswith(".")] == [], "the last sentence must have no full stop"
-    names = ("X", "LMDB", "LagListener", "Tracing", "ORDEREDMQ", "RocketMQ", "Spark", "Java", "JSON", "TLS")
+    names = ("X", "LMDB", "Tracing", "ORDEREDMQ", "RocketMQ", "Spark", "Java", "JSON", "TLS")
     capital = [message for message in messages if message[:1].isupper() and not message.startswith(names)]
     assert capital == [], "the first sentence must begin with a small letter"
 
@@ -286,8 +284,3 @@ def test_the_page_of_monitoring_has_every_metric() -> None:
     of_exporter = text.partition("## Metrics of the exporter\n")[2].partition("\n## ")[0]
     told = re.findall(r"^\| `(orderedmq_\w+)` \| ([^|]*) \|", of_exporter, re.MULTILINE)
     assert told == [(kind.name, ", ".join(kind.labels) or "none") for kind in METRICS]
-    registry = CollectorRegistry()
-    LagListener(registry=registry)
-    exported = {metric.name + ("_total" if metric.type == "counter" else "") for metric in registry.collect()}
-    of_queries = text.partition("## Metrics of running queries\n")[2]
-    assert set(re.findall(r"^\| `(orderedmq_\w+)` \|", of_queries, re.MULTILINE)) == exported

@@ -76,7 +76,7 @@ def test_the_command_and_the_helpers_of_tests_work_without_spark(tmp_path: Path)
     assert messages.stdout == "{'order-1': ['created']}\n", messages.stderr
 
 
-@pytest.mark.parametrize("name", ["consume_orderly", "consume_concurrently", "dead_letter", "LagListener", "stop_at_boundary"])
+@pytest.mark.parametrize("name", ["consume_orderly", "consume_concurrently", "dead_letter", "stop_at_boundary"])
 def test_what_runs_queries_says_which_extra_is_missing(name: str, without_spark: None) -> None:
     with pytest.raises(OptionError, match=rf"OPTION.MISSING\] ordered_source.{name} .*pip install 'orderedmq\[spark\]'"):
         getattr(ordered_source, name)
