@@ -17,12 +17,12 @@ from functools import partial
 import pyarrow as pa
 
 from bench.rocketmq_data import mixed_messages
-from orderedmq.model import DEFAULT_COLUMNS
 from orderedmq.rocketmq.codec.decode import decode
 from orderedmq.rocketmq.codec.encode import encode
 from orderedmq.rocketmq.codec.row_decoder import Wanted, decode_exactly
 from orderedmq.rocketmq.codec.stored_message import bad_property
 from orderedmq.rocketmq.messages.sender import UniqueKeys
+from orderedmq.schema import DEFAULT_COLUMNS
 from tests.stored_messages import QUEUE, Stored, text, usual
 
 RESPONSE = 32

@@ -22,13 +22,13 @@ from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus, OrderPer
 from orderedmq.broker import Broker
 from orderedmq.model import MessageQueue
 from orderedmq.ownership.lock import LockToken
-from orderedmq.parking.rules import Put, Ticket
+from orderedmq.parking.rules import Parking, Ticket
 
 QUEUES: Final = 4
 SCHEMA: Final = (
     "topic string, broker_name string, queue_id int, queue_offset long, body binary, sharding_key string, "
     "store_timestamp timestamp, lock_token string, "
-    "ticket struct<place: long, attempts: int, puts: int, due: long, error: string>"
+    "ticket struct<place: long, attempts: int, parkings: int, due: long, error: string>"
 )
 #: Seconds that a call waits, as for a payment or a database.
 WAIT: Final = 0.01
@@ -228,8 +228,8 @@ def _park(broker: Broker, group: str, queue: MessageQueue, count: int) -> None:
     assert isinstance(token, LockToken)
     due = int(time.time() * 1000) + HOUR_MS
     for begin in range(0, count, 256):
-        puts = [Put(queue, at, Ticket(at, 1, 1, due, "no")) for at in range(begin, min(begin + 256, count))]
-        broker.groups.park(token, puts)
+        parkings = [Parking(queue, at, Ticket(at, 1, 1, due, "no")) for at in range(begin, min(begin + 256, count))]
+        broker.groups.park(token, parkings)
     broker.groups.commit({token: count})
     broker.groups.unlock([token])
     broker.groups.leave(client)

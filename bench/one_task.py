@@ -8,8 +8,8 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from ordered_source.columns import full_schema
 from ordered_source.partition_reader import QueuePartition, read
 from orderedmq.broker import Broker
-from orderedmq.model import DEFAULT_COLUMNS
 from orderedmq.options.source import SourceOptions
+from orderedmq.schema import DEFAULT_COLUMNS
 
 CHUNK = 16_384  # the default of pullBatchSize
 

@@ -31,9 +31,10 @@ from bench.throughput import COLUMNS, KEYED
 from ordered_source.columns import full_schema
 from ordered_source.stream_reader import StreamReader
 from orderedmq.broker import Broker, Log, PullSettings
-from orderedmq.model import DEFAULT_COLUMNS, MessageQueue
+from orderedmq.model import MessageQueue
 from orderedmq.options.source import SourceOptions
 from orderedmq.rocketmq.net.client import Client
+from orderedmq.schema import DEFAULT_COLUMNS
 
 MANY: Final = 64
 #: Number of micro-batches of a query that writes.

@@ -24,9 +24,10 @@ from bench.one_task import CHUNK, read_away, whole_queue
 from ordered_source.columns import full_schema
 from ordered_source.stream_reader import StreamReader
 from orderedmq.broker import Broker, SinkBatch
-from orderedmq.model import DEFAULT_COLUMNS, MessageQueue
+from orderedmq.model import MessageQueue
 from orderedmq.options.source import SourceOptions
 from orderedmq.ownership.lock import LockToken
+from orderedmq.schema import DEFAULT_COLUMNS
 from orderedmq.tools.producer import Producer
 
 QUEUES = 1000

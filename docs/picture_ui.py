@@ -42,8 +42,8 @@ from dataclasses import replace
 from orderedmq.rows.dead_letters import dead_letter_properties
 from orderedmq.ownership.lock import LockToken
 from orderedmq.ownership.membership import Subscription
-from orderedmq.parking.rules import Put, Ticket
-from orderedmq.model import PRODUCER_SCHEMA
+from orderedmq.parking.rules import Parking, Ticket
+from orderedmq.schema import PRODUCER_SCHEMA
 path, name, first, last, speed, alone = *sys.argv[1:3], *map(int, sys.argv[3:])
 with orderedmq.connect(path) as broker:
     client = replace(broker.groups.join(name), name=name)
@@ -65,7 +65,7 @@ with orderedmq.connect(path) as broker:
             letter = pa.RecordBatch.from_pylist([{**row, "properties": list(noted.items())}], schema=PRODUCER_SCHEMA)
             broker.groups.dead_letter(tokens[queue], letter, [offset])
             due = int(time.time() * 1000) + 600_000
-            broker.groups.park(tokens[queue], [Put(queue, offset + 1, Ticket(offset + 1, 4, 2, due, "TimeoutError: fleet service"))])
+            broker.groups.park(tokens[queue], [Parking(queue, offset + 1, Ticket(offset + 1, 4, 2, due, "TimeoutError: fleet service"))])
         broker.groups.commit({tokens[queue]: min(at.max_offset, offsets.get(queue, 0) + step) for queue, at in ends.items()})
         turn += 1
         time.sleep(0.25)

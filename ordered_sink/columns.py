@@ -22,11 +22,10 @@ from pyspark.sql.types import (
 
 from orderedmq.conditions import SchemaCondition, SinkCondition
 from orderedmq.errors import SchemaError, SinkError
-from orderedmq.model import MESSAGE_SCHEMA, PRODUCER_COLUMNS
 from orderedmq.options.sink import NO_KEY, SinkOptions, SortColumn
 from orderedmq.routing.sharding_key import GivenKeyType, KeyType
 from orderedmq.rows.message_rows import refuse_delays
-from orderedmq.schema import concat_batches
+from orderedmq.schema import MESSAGE_SCHEMA, PRODUCER_COLUMNS, concat_batches
 
 #: Columns that a source returns and only a broker can set. The sink accepts and ignores them.
 BROKER_COLUMNS: Final = tuple(name for name in MESSAGE_SCHEMA.names if name not in (*PRODUCER_COLUMNS, "topic", "queue_id"))

@@ -23,15 +23,15 @@ from orderedmq.broker import Broker, Receipt, SinkBatch, Staging
 from orderedmq.conditions import MessageCondition, TopicCondition
 from orderedmq.connections import kept
 from orderedmq.errors import MessageError, TopicError
-from orderedmq.model import DEFAULT_COMPRESSION, PRODUCER_COLUMNS, MessageQueue, check_topic
+from orderedmq.model import DEFAULT_COMPRESSION, MessageQueue, check_topic
 from orderedmq.options.sink import SinkOptions
 from orderedmq.ownership.allocate import queues_in
 from orderedmq.ownership.micro_batch import SourceRun, run_of, sink_of
 from orderedmq.routing.selector import selector
 from orderedmq.routing.sharding_key import HashedKeys, hashed_keys, key_hash64
 from orderedmq.rows.message_rows import normalise, several_tags
-from orderedmq.schema import concat_batches
-from orderedmq.text import valid
+from orderedmq.schema import PRODUCER_COLUMNS, concat_batches
+from orderedmq.text import repaired
 
 log = logging.getLogger("orderedmq")
 
@@ -184,7 +184,7 @@ class _Task:
             assert self._options.topic is not None
             self._route(self._options.topic, messages, keys)
             return
-        column, _ = valid(rows.column(rows.schema.get_field_index(self._plan.topic)))
+        column, _ = repaired(rows.column(rows.schema.get_field_index(self._plan.topic)))
         if column.null_count:
             row = self.rows - rows.num_rows + int(pc.index(column.is_null(), True).as_py())
             raise MessageError(
@@ -224,7 +224,7 @@ class _Task:
         """Return the rows' hashed keys; None without a key column. Rows whose key is not UTF-8 are added to ``odd``."""
         if self._plan.key is None:
             return None
-        column, bad = valid(rows.column(rows.schema.get_field_index(self._plan.key)))
+        column, bad = repaired(rows.column(rows.schema.get_field_index(self._plan.key)))
         odd.update(bad.tolist())
         return hashed_keys(column, self._plan.key_type, where, self.rows)
 

@@ -91,7 +91,7 @@ class Admission:
             try:
                 reached = log.advance(queue, offset, end, left * counts[queue] // total)
             except DataLossError as error:
-                reached = min(error.behind or offset, end)
+                reached = min(error.resume_at or offset, end)
             if reached > backlog[queue].begin:
                 out[queue] = reached - backlog[queue].begin
         return out

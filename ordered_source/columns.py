@@ -19,8 +19,7 @@ from pyspark.sql.types import (
 
 from orderedmq.conditions import SchemaCondition
 from orderedmq.errors import SchemaError
-from orderedmq.model import DEFAULT_COLUMNS, MESSAGE_SCHEMA
-from orderedmq.schema import unknown_column
+from orderedmq.schema import DEFAULT_COLUMNS, MESSAGE_SCHEMA, unknown_column
 
 #: The column that says how a row was read (`ReadContext.to_text`), or null without a group. Brokers do not have this column.
 LOCK_TOKEN: Final = "lock_token"
@@ -28,7 +27,7 @@ LOCK_TOKEN: Final = "lock_token"
 #: Brokers do not have this column.
 TICKET: Final = "ticket"
 TICKET_TYPE: Final = pa.struct(
-    [("place", pa.int64()), ("attempts", pa.int32()), ("puts", pa.int32()), ("due", pa.int64()), ("error", pa.string())]
+    [("place", pa.int64()), ("attempts", pa.int32()), ("parkings", pa.int32()), ("due", pa.int64()), ("error", pa.string())]
 )
 
 #: The types of all columns that the source offers.
@@ -51,7 +50,7 @@ COLUMN_TYPES: Final[dict[str, DataType]] = {
         [
             StructField("place", LongType()),
             StructField("attempts", IntegerType()),
-            StructField("puts", IntegerType()),
+            StructField("parkings", IntegerType()),
             StructField("due", LongType()),
             StructField("error", StringType()),
         ]
@@ -62,13 +61,13 @@ COLUMN_TYPES: Final[dict[str, DataType]] = {
 class LotPlace(NamedTuple):
     """A parked message's position in the parking lot, and the contents of its ticket (`parking.rules.Ticket`).
 
-    ``place``: the message's offset in the parking lot. ``attempts``: failed calls of the listener. ``puts``: how often the message was
-    parked after a failure. ``due``: a time in ms since 1970, or BEHIND, HELD or DROPPED.
+    ``place``: the message's offset in the parking lot. ``attempts``: failed calls of the listener. ``parkings``: how often the message was
+    parked after a failure. ``due``: a time in ms since 1970, or AT_ONCE, HELD or DROPPED.
     """
 
     place: int
     attempts: int
-    puts: int
+    parkings: int
     due: int
     error: str
 

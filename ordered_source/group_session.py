@@ -25,7 +25,7 @@ from orderedmq.ownership.lock import RENEW_INTERVAL, UNLOCK_DELAY, ClientIdentit
 from orderedmq.ownership.membership import Member, Subscription
 from orderedmq.ownership.offsets import Checkpoint, OffsetMap, offsets_to_json, ranges
 from orderedmq.ownership.owner import Commit, Lock, Owner, Policy, Unlock
-from orderedmq.parking.rules import companion
+from orderedmq.parking.rules import lot_token
 from orderedmq.rows.filters import ALL
 
 log = logging.getLogger("orderedmq")
@@ -87,12 +87,12 @@ class Session:
         if missing:
             self._take(Lock(missing, all_or_none=False, repeating=True, tenures=start.gen), patient=False)
 
-    def give_up(self, topics: Collection[str]) -> None:
+    def unlock_topics(self, topics: Collection[str]) -> None:
         """Give back the queues of topics that this query no longer reads. Nothing of them is in flight."""
-        self._unlock(self.owner.give_up({queue for queue in self.owner.owned if queue.topic not in topics}))
+        self._unlock(self.owner.release({queue for queue in self.owner.owned if queue.topic not in topics}))
 
     def _unlock(self, tokens: Sequence[LockToken]) -> None:
-        """Unlock queues that the Owner has given up."""
+        """Unlock queues that the Owner has released."""
 
     # -- positions
 
@@ -244,7 +244,7 @@ class GroupSession(Session):
         self._renewal.start()
 
     def _new_owner(self, owner_id: str) -> Owner:
-        parked = companion if self._options.parking_lot else None
+        parked = lot_token if self._options.parking_lot else None
         if not self.shared:
             return Owner(owner_id, group=self.group, lineage=self._lineage, companion=parked)
         strategy = divided(self._options.allocation, self._client.client_id)

@@ -43,7 +43,7 @@ class LotSpan:
     """The range [``begin``, ``end``) of a parking lot that a task reads before its range of the queue.
 
     The range is empty if the batch does not read the lot; ``begin`` is then the group's offset in the lot. ``token`` is the token of the
-    lot (`parking.rules.companion`).
+    lot (`parking.rules.lot_token`).
     """
 
     queue: MessageQueue
@@ -133,7 +133,7 @@ def _read_lot(
             continue
         own = {LOCK_TOKEN: pa.repeat(lock_token, messages.num_rows)}
         if TICKET in columns:
-            each = [(place, ticket.attempts, ticket.puts, ticket.due, ticket.error) for place, ticket in tickets]
+            each = [(place, ticket.attempts, ticket.parkings, ticket.due, ticket.error) for place, ticket in tickets]
             own[TICKET] = pa.array(each, TICKET_TYPE)
         arrays = [own[name] if name in own else messages.column(name) for name in columns]
         yield pa.RecordBatch.from_arrays(arrays, names=list(columns))
@@ -204,13 +204,13 @@ def _skip_loss(broker: Broker, partition: QueuePartition, fail: bool, position: 
     if fail:
         raise error
     after = partition.end
-    if error.sub == DataLossCondition.UNREADABLE and error.behind is not None:
-        after = error.behind
+    if error.sub == DataLossCondition.UNREADABLE and error.resume_at is not None:
+        after = error.resume_at
     elif error.sub == DataLossCondition.AGED_OUT:
         bounds = broker.log.bounds([queue])
         least = bounds[queue].min_offset if queue in bounds else after
         # A gap in the middle of a queue is also reported as AGED_OUT, with the offset where the gap ends.
-        after = min(max(least, error.behind or least), partition.end)
+        after = min(max(least, error.resume_at or least), partition.end)
         if after <= position:
             raise error
     log.warning("%d messages of queue %s are lost, from %d to %d (%s)", after - position, queue, position, after - 1, error)

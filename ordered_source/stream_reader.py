@@ -39,7 +39,7 @@ from orderedmq.model import MessageQueue, OffsetRange, is_parked
 from orderedmq.options.parse import parse
 from orderedmq.options.source import SourceOptions
 from orderedmq.ownership.offsets import Checkpoint, offsets_to_json
-from orderedmq.parking.rules import companion
+from orderedmq.parking.rules import lot_token
 from orderedmq.spark_support import concise_calls
 
 P = ParamSpec("P")
@@ -160,7 +160,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         former = watch.former_topics(current)
         run.session.take_former(current, [queue for queue in without_lots(current.next) if queue.topic in former])
         run.positions.place(current)
-        run.session.give_up(former)
+        run.session.unlock_topics(former)
         log, now = broker.log.reading(self.options.pull_settings), time.monotonic()
         ends = run.positions.ends(self._target)
         lots = NO_LOTS if run.lots is None else run.lots.plan(owner, ends, self._due_by or int(time.time() * 1000))
@@ -242,7 +242,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         span = spans.get(queue, OffsetRange(end, end))
         lot = None
         if self.options.parking_lot and token is not None:
-            parked = companion(token)
+            parked = lot_token(token)
             at = until.next.get(parked.queue)
             if at is None or run.owner.owned[parked.queue].position is None:
                 # The batch was logged by a run without parking lots, or the lot was deleted after the batch was logged.

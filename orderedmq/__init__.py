@@ -2,7 +2,7 @@
 
 ``spark.readStream.format("orderedmq")`` and ``df.writeStream.format("orderedmq")`` need no import. This module has the rest:
 
-- ``connect`` opens a connection to a broker, whose methods take ``MessageQueue`` and ``Order``.
+- ``connect`` opens a connection to a broker, whose methods take ``MessageQueue`` and ``Command``.
 - ``Producer`` writes messages from Python, and ``replay_dead_letters`` sends dead letters again.
 - ``copy_offsets`` lets a group begin at the offsets of another group.
 - ``snapshot`` copies the embedded broker's store while it is in use.
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from orderedmq.endpoint import Credentials, CredentialsFile, TlsOptions
     from orderedmq.java import prepare_spark
     from orderedmq.model import MessageQueue
-    from orderedmq.parking.rules import Order
+    from orderedmq.parking.rules import Command
     from orderedmq.startup.tuning import tuned
     from orderedmq.tools.dead_letters import LetterFilter
     from orderedmq.tools.producer import Producer
@@ -33,15 +33,28 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "Credentials", "CredentialsFile", "LetterFilter", "MessageQueue", "Order", "OrderedMQError", "Producer", "TlsOptions", "connect",
-    "copy_offsets", "prepare_spark", "register", "replay_dead_letters", "snapshot", "tuned",
+    "Command",
+    "Credentials",
+    "CredentialsFile",
+    "LetterFilter",
+    "MessageQueue",
+    "OrderedMQError",
+    "Producer",
+    "TlsOptions",
+    "connect",
+    "copy_offsets",
+    "prepare_spark",
+    "register",
+    "replay_dead_letters",
+    "snapshot",
+    "tuned",
 ]  # fmt: skip
 
 #: The modules of names that are loaded on first use, because they import pyarrow, which Spark's search for data sources should not load.
 _HOMES = {
     "connect": "orderedmq.connections",
     "MessageQueue": "orderedmq.model",
-    "Order": "orderedmq.parking.rules",
+    "Command": "orderedmq.parking.rules",
     "Producer": "orderedmq.tools.producer",
     "prepare_spark": "orderedmq.java",
     "snapshot": "orderedmq.embedded.snapshot",

@@ -2,7 +2,7 @@
 
 Rules: source and sink use only this interface, and never branch on the kind of broker (``Capabilities`` says how brokers differ
 by nature). Every change of a group's state carries the lock token under which it is made. A token of a parking lot is valid while
-the lock of the lot's queue has the same epoch (`parking.rules.guarding`). tests/contract checks each broker.
+the lock of the lot's queue has the same epoch (`parking.rules.queue_token`). tests/contract checks each broker.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from orderedmq.ownership.membership import Member, Subscription
-    from orderedmq.parking.rules import AtSeek, Order, Put
+    from orderedmq.parking.rules import AtSeek, Command, Parking
     from orderedmq.rows.filters import Filter
 
 #: Maximum messages of a queue that are pulled but not yet handed over. Java's ``pullThresholdForQueue`` is 1,000, but a task that reads a
@@ -374,10 +374,10 @@ class Groups(Protocol):
         ``spans`` are ranges of the token's queue in ascending order. The lock is not checked.
         """
 
-    def park(self, token: LockToken, puts: Sequence[Put]) -> list[bool]:
+    def park(self, token: LockToken, parkings: Sequence[Parking]) -> list[bool]:
         """Park messages of the token's queue, or of its parking lot, in the lot, which is created if it is missing (`parking.rules`).
 
-        The messages are copied from the places in ``puts``, in this order, all or none. A message is not copied if it was already
+        The messages are copied from the places in ``parkings``, in this order, all or none. A message is not copied if it was already
         parked from the same place, or if it is below the group's offset of its queue and so was already settled. Return for each
         message whether it is in the lot now, which is False if it was settled. Raises LockError LOST, or DataLossError AGED_OUT if a
         message was deleted.
@@ -489,8 +489,8 @@ class Admin(Protocol):
         Raises GroupError IN_USE unless ``force`` is set, and PARKED if ``parked`` does not say what to do with parked messages.
         """
 
-    def order_parked(self, group: str, queue: MessageQueue, orders: Sequence[Order]) -> None:
-        """Append an operator's orders to the queue's parking lot; the queue's owner carries them out.
+    def command_parked(self, group: str, queue: MessageQueue, commands: Sequence[Command]) -> None:
+        """Append an operator's commands to the queue's parking lot; the queue's owner carries them out.
 
         Raises TopicError MISSING or NO_SUCH_QUEUE if no message was ever parked.
         """

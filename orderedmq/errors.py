@@ -146,7 +146,7 @@ class DataLossError(ErrorOf[DataLossCondition]):
     family = "ORDEREDMQ_DATA_LOSS"
     conditions = DataLossCondition
     #: The first offset after the loss, if known.
-    behind: int | None = None
+    resume_at: int | None = None
 
 
 class SinkError(ErrorOf[SinkCondition]):
@@ -240,7 +240,7 @@ def aged_out(queue: object, begin: int, least: int) -> DataLossError:
         f"messages {begin} to {least - 1} ({least - begin}) of queue {queue} were deleted by retention before they were read. "
         "Keep messages longer or read sooner. To begin after them, set failOnDataLoss=false or run the command again",
     )
-    error.behind = least
+    error.resume_at = least
     return error
 
 
@@ -356,7 +356,7 @@ def unreadable(queue: object, offset: int, why: str) -> DataLossError:
         DataLossCondition.UNREADABLE,
         f"message {offset} of queue {queue} cannot be read: {why}. Set failOnDataLoss=false to skip it with a warning",
     )
-    error.behind = offset + 1
+    error.resume_at = offset + 1
     return error
 
 

@@ -1,4 +1,4 @@
-"""The model of messages: queues, offset ranges, names, limits, and the Arrow schema, which is loaded on first use.
+"""The model of messages: queues, offset ranges, names and limits. `schema` has the Arrow schema.
 
 Rules: a message is a row and a chunk is a RecordBatch, and no code here loops over messages. A position is the offset of the *next*
 message, so a range is half-open: [begin, end). Names and sizes follow RocketMQ (TopicValidator, MessageSysFlag; broker default
@@ -8,20 +8,10 @@ message, so a range is half-open: [begin, end). Names and sizes follow RocketMQ 
 from __future__ import annotations
 
 import re
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from orderedmq.conditions import GroupCondition, TopicCondition
 from orderedmq.errors import GroupError, TopicError
-
-if TYPE_CHECKING:
-    from orderedmq.schema import DEFAULT_COLUMNS as DEFAULT_COLUMNS
-    from orderedmq.schema import MESSAGE_SCHEMA as MESSAGE_SCHEMA
-    from orderedmq.schema import PRODUCER_COLUMNS as PRODUCER_COLUMNS
-    from orderedmq.schema import PRODUCER_SCHEMA as PRODUCER_SCHEMA
-    from orderedmq.schema import PROPERTIES_TYPE as PROPERTIES_TYPE
-    from orderedmq.schema import TIMESTAMP_TYPE as TIMESTAMP_TYPE
-    from orderedmq.schema import select_schema as select_schema
 
 #: The broker name of the embedded broker. In a RocketMQ cluster each broker has its own name.
 EMBEDDED_BROKER: Final = "embedded"
@@ -50,21 +40,21 @@ RESERVED_PREFIXES: Final = (RETRY_PREFIX, DEAD_LETTER_PREFIX, PARKED_PREFIX)
 #: The property with which a sink marks its messages over RocketMQ, where they are visible before the batch is committed. Its name is
 #: short because every message has it.
 SINK_STAMP: Final = "OMQ"
-#: Properties of a message in a parking lot (`parking.rules.Ticket`, `parking.rules.Order`).
+#: Properties of a message in a parking lot (`parking.rules.Ticket`, `parking.rules.Command`).
 PARKED_OFFSET: Final = "OMQ_PARKED_OFFSET"
 PARKED_ATTEMPTS: Final = "OMQ_PARKED_ATTEMPTS"
-PARKED_PUTS: Final = "OMQ_PARKED_PUTS"
+PARKED_COUNT: Final = "OMQ_PARKED_COUNT"
 PARKED_DUE: Final = "OMQ_PARKED_DUE"
 PARKED_ERROR: Final = "OMQ_PARKED_ERROR"
 PARKED_ID: Final = "OMQ_PARKED_ID"
 PARKED_BORN: Final = "OMQ_PARKED_BORN"
 PARKED_STORED: Final = "OMQ_PARKED_STORED"
 PARKED_FROM: Final = "OMQ_PARKED_FROM"
-PARKED_ORDER: Final = "OMQ_PARKED_ORDER"
+PARKED_COMMAND: Final = "OMQ_PARKED_COMMAND"
 PARKED_ALONE: Final = "OMQ_PARKED_ALONE"
 PARKED_PROPERTIES: Final = (
-    PARKED_OFFSET, PARKED_ATTEMPTS, PARKED_PUTS, PARKED_DUE, PARKED_ERROR, PARKED_ID, PARKED_BORN, PARKED_STORED, PARKED_FROM,
-    PARKED_ORDER, PARKED_ALONE,
+    PARKED_OFFSET, PARKED_ATTEMPTS, PARKED_COUNT, PARKED_DUE, PARKED_ERROR, PARKED_ID, PARKED_BORN, PARKED_STORED, PARKED_FROM,
+    PARKED_COMMAND, PARKED_ALONE,
 )  # fmt: skip
 #: Properties that only RocketMQ, a client or a column may set (``MessageConst``). Every broker drops them from a user's properties,
 #: because they would delay, wrap or misplace a message. A sink's mark (`SINK_STAMP`) is also dropped, because a copy of a message is not
@@ -197,15 +187,3 @@ def missing_topic(topic: str) -> TopicError:
         f"topic {topic!r} does not exist. Run orderedmq topic list to see all topics, or create it with orderedmq topic create {topic} "
         "--queues N, or by writing to it with topicQueueNums (--queues)",
     )
-
-
-#: Names that are loaded on first use, because their module imports pyarrow.
-_SCHEMA: Final = (
-    "DEFAULT_COLUMNS", "MESSAGE_SCHEMA", "PRODUCER_COLUMNS", "PRODUCER_SCHEMA", "PROPERTIES_TYPE", "TIMESTAMP_TYPE", "select_schema",
-)  # fmt: skip
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _SCHEMA:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module("orderedmq.schema"), name)

@@ -1,41 +1,22 @@
-"""What the pulls of all brokers share: a limit of bytes, warnings about malformed texts, and reading a queue or a parking lot to an end."""
+"""Reads a range of a queue, or a parking lot to its end, from any broker."""
 
 from __future__ import annotations
 
-import logging
-import threading
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from orderedmq.broker import Log
 from orderedmq.errors import beyond_end
 from orderedmq.model import MessageQueue
 from orderedmq.parking.lot import LOT_COLUMNS, Lot
-from orderedmq.text import valid_rows
-
-_logger = logging.getLogger("orderedmq")
 
 #: Offsets that are less than this apart are read by one pull, because a RocketMQ broker returns 32 messages at a time anyway.
 _NEAR: Final = 32
 #: Limits of one pull of a lot: messages, and bytes of their bodies. A broker may have to send the bodies although they are not needed.
 LOT_PULL: Final = 8192
 LOT_PULL_BYTES: Final = 16 * 1024 * 1024
-
-
-def bounded(batch: pa.RecordBatch, max_bytes: int) -> pa.RecordBatch:
-    """Return the first rows, at least one, whose bodies fit into ``max_bytes``; all rows if there is no column body."""
-    index = batch.schema.get_field_index("body")
-    if index < 0 or batch.num_rows < 2:
-        return batch
-    sizes = pc.binary_length(batch.column(index))
-    if int(pc.sum(sizes).as_py() or 0) <= max_bytes:
-        return batch
-    sums = pc.cumulative_sum(sizes.cast(pa.int64()))
-    return batch.slice(0, max(1, int(pc.sum(pc.less_equal(sums, max_bytes)).as_py() or 0)))
 
 
 def pulls(
@@ -94,49 +75,3 @@ def read_lot(log: Log, lot: Lot, queue: MessageQueue, end: int) -> None:
     """
     for rows in pulls(log, queue, lot.end, end, LOT_PULL, LOT_PULL_BYTES, LOT_COLUMNS):
         lot.add(rows)
-
-
-@dataclass
-class _Seen:
-    messages: int = 0
-    last: int = -1
-    #: The number of messages at which the next warning is logged.
-    warn_at: int = 1
-
-
-class MalformedText:
-    """Counts messages with malformed text. Warns about the first one in a queue and each time their number doubles. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._seen: dict[MessageQueue, _Seen] = {}
-
-    def note(self, queue: MessageQueue, offsets: Iterable[int]) -> None:
-        """Count malformed messages by their offsets. Ignores offsets up to the highest one counted so far."""
-        sorted_offsets = sorted(offsets)
-        if not sorted_offsets:
-            return
-        with self._lock:
-            seen = self._seen.setdefault(queue, _Seen())
-            new = [offset for offset in sorted_offsets if offset > seen.last]
-            if not new:
-                return
-            seen.messages += len(new)
-            seen.last = new[-1]
-            if seen.messages < seen.warn_at:
-                return
-            seen.warn_at = 2 * seen.messages
-            messages, last = seen.messages, seen.last
-        _logger.warning(
-            "%d messages of queue %s, the last one at offset %d, have a tag, key or property that is not UTF-8. Each malformed byte "
-            "sequence is shown as U+FFFD, as Java shows it. Correct the producer",
-            messages,
-            queue,
-            last,
-        )
-
-    def valid(self, batch: pa.RecordBatch, queue: MessageQueue, first: int) -> pa.RecordBatch:
-        """Return the rows with valid text, and count those that had malformed text. ``first``: offset of the first row."""
-        batch, rows = valid_rows(batch)
-        self.note(queue, (first + rows).tolist())
-        return batch

@@ -1,4 +1,4 @@
-"""The Arrow schema of messages, and the selection of its columns. Pure.
+"""The Arrow schema of messages, the selection of its columns, and batches of messages. Pure.
 
 It is separate from `model`, so that code that needs only names and limits, such as the command's help, does not load pyarrow.
 """
@@ -73,3 +73,15 @@ def null_where(mask: pa.Array, values: pa.Array) -> pa.Array:
     Before 24, PyArrow returns damaged texts if the other argument of if_else is a scalar null and ``values`` is a slice.
     """
     return pc.if_else(mask, pa.nulls(len(values), values.type), values)
+
+
+def bounded(batch: pa.RecordBatch, max_bytes: int) -> pa.RecordBatch:
+    """Return the first rows, at least one, whose bodies fit into ``max_bytes``; all rows if there is no column body."""
+    index = batch.schema.get_field_index("body")
+    if index < 0 or batch.num_rows < 2:
+        return batch
+    sizes = pc.binary_length(batch.column(index))
+    if int(pc.sum(sizes).as_py() or 0) <= max_bytes:
+        return batch
+    sums = pc.cumulative_sum(sizes.cast(pa.int64()))
+    return batch.slice(0, max(1, int(pc.sum(pc.less_equal(sums, max_bytes)).as_py() or 0)))

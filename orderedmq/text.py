@@ -1,4 +1,4 @@
-"""Converts tags, keys and properties that are not UTF-8 to readable text, for both kinds of broker. Pure and vectorised.
+"""Repairs tags, keys and properties that are not UTF-8, for both kinds of broker, and counts the messages for a warning. Vectorised.
 
 Rules: bytes become the text that Java reads (``new String(bytes, UTF_8)``), with U+FFFD for each malformed sequence. So a
 column shows the text that Java's consumers see, a key chooses the same queue as in Java, and a message that is written again is the
@@ -7,8 +7,11 @@ same that Java would write. Bodies are bytes and stay unchanged.
 
 from __future__ import annotations
 
+import logging
 import re
+import threading
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -18,6 +21,9 @@ import pyarrow.compute as pc
 
 from orderedmq.conditions import MessageCondition
 from orderedmq.errors import MessageError
+from orderedmq.model import MessageQueue
+
+log = logging.getLogger("orderedmq")
 
 Int64s = npt.NDArray[np.int64]
 
@@ -47,7 +53,7 @@ def text_of(data: bytes) -> str:
         return _SURROGATE.sub(_REPLACEMENT, data).decode(errors="replace")
 
 
-def valid(column: pa.Array) -> tuple[pa.Array, Int64s]:
+def repaired(column: pa.Array) -> tuple[pa.Array, Int64s]:
     """Return the column with valid UTF-8 in all texts, and the indices of the rows that had malformed text.
 
     Accepts columns of any type and keeps the type. Binary values are not text. If two keys of a map become equal, the later one is kept.
@@ -86,18 +92,18 @@ def narrow(column: pa.Array, what: str) -> pa.Array:
         return column.take(pa.array(np.arange(len(column)))).cast(kind)
 
 
-def valid_rows(batch: pa.RecordBatch, names: Iterable[str] = TEXTS) -> tuple[pa.RecordBatch, Int64s]:
-    """Apply `valid` to the columns of a batch that have one of the names."""
-    found = []
-    for name in names:
+def repaired_rows(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Int64s]:
+    """Apply `repaired` to the columns of a batch in `TEXTS`."""
+    repaired_in: list[Int64s] = []
+    for name in TEXTS:
         index = batch.schema.get_field_index(name)
         if index < 0:
             continue
-        column, rows = valid(batch.column(index))
+        column, rows = repaired(batch.column(index))
         if len(rows):
             batch = batch.set_column(index, batch.schema.field(index), column)
-            found.append(rows)
-    return batch, np.unique(np.concatenate(found)) if found else np.zeros(0, dtype=np.int64)
+            repaired_in.append(rows)
+    return batch, np.unique(np.concatenate(repaired_in)) if repaired_in else np.zeros(0, dtype=np.int64)
 
 
 def _is_valid(column: pa.Array) -> bool:
@@ -152,3 +158,49 @@ def _plain(value: pa.Scalar, malformed: list[bytes]) -> Any:
     if pa.types.is_dictionary(kind):
         return _plain(value.value, malformed)
     return value.as_py()
+
+
+@dataclass
+class _Seen:
+    messages: int = 0
+    last: int = -1
+    #: The number of messages at which the next warning is logged.
+    warn_at: int = 1
+
+
+class MalformedText:
+    """Counts messages with malformed text. Warns about the first one in a queue and each time their number doubles. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._seen: dict[MessageQueue, _Seen] = {}
+
+    def note(self, queue: MessageQueue, offsets: Iterable[int]) -> None:
+        """Count malformed messages by their offsets. Ignores offsets up to the highest one counted so far."""
+        sorted_offsets = sorted(offsets)
+        if not sorted_offsets:
+            return
+        with self._lock:
+            seen = self._seen.setdefault(queue, _Seen())
+            new = [offset for offset in sorted_offsets if offset > seen.last]
+            if not new:
+                return
+            seen.messages += len(new)
+            seen.last = new[-1]
+            if seen.messages < seen.warn_at:
+                return
+            seen.warn_at = 2 * seen.messages
+            messages, last = seen.messages, seen.last
+        log.warning(
+            "%d messages of queue %s, the last one at offset %d, have a tag, key or property that is not UTF-8. Each malformed byte "
+            "sequence is shown as U+FFFD, as Java shows it. Correct the producer",
+            messages,
+            queue,
+            last,
+        )
+
+    def repaired(self, batch: pa.RecordBatch, queue: MessageQueue, first: int) -> pa.RecordBatch:
+        """Return the rows with repaired text, and count those that had malformed text. ``first``: offset of the first row."""
+        batch, rows = repaired_rows(batch)
+        self.note(queue, (first + rows).tolist())
+        return batch

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from orderedmq.errors import missing_package
-from orderedmq.model import EMBEDDED_BROKER, PROPERTIES_TYPE, MessageQueue
-from orderedmq.text import valid
+from orderedmq.model import EMBEDDED_BROKER, MessageQueue
+from orderedmq.schema import PROPERTIES_TYPE
+from orderedmq.text import repaired
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -114,7 +115,7 @@ def sending(broker_name: str, topic: str, rows: pa.RecordBatch) -> Iterator[pa.R
     given: list[Any] = [None] * rows.num_rows
     if index >= 0:
         try:
-            given = valid(rows.column(index).cast(PROPERTIES_TYPE))[0].to_pylist()
+            given = repaired(rows.column(index).cast(PROPERTIES_TYPE))[0].to_pylist()
         except pa.ArrowException:
             # `Log.append` will refuse the column with an error that names it.
             yield rows

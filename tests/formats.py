@@ -32,11 +32,11 @@ from ordered_source import ConsumeOrderlyStatus, OrderPerKey, consume_orderly
 from orderedmq import conditions
 from orderedmq.broker import Broker
 from orderedmq.cli import app
-from orderedmq.model import MESSAGE_SCHEMA, SINK_STAMP, MessageQueue
+from orderedmq.model import SINK_STAMP, MessageQueue
 from orderedmq.options.parse import OPTIONS
 from orderedmq.ownership.lock import Instant, LockToken
 from orderedmq.ownership.membership import Member, Subscription
-from orderedmq.parking.rules import Order, Put, Ticket, parked_queue, parked_topic
+from orderedmq.parking.rules import Command, Parking, Ticket, parked_queue, parked_topic
 from orderedmq.rocketmq.group import lock_rules, running_info
 from orderedmq.rocketmq.group.failed_messages import key_of
 from orderedmq.rocketmq.sink import commit_history
@@ -46,6 +46,7 @@ from orderedmq.rocketmq.sink.message_stamp import Writer, bookmark_group, lock_k
 from orderedmq.rocketmq.wire import registers
 from orderedmq.rocketmq.wire.fastjson import loads_object
 from orderedmq.rows.dead_letters import dead_letter_id, dead_letter_properties, replayed_once_more
+from orderedmq.schema import MESSAGE_SCHEMA
 from tests.contract.support import bodies
 from tests.micro_batches import Checkpoint, MicroBatchLoop, end_workers
 
@@ -261,8 +262,8 @@ def at_rocketmq() -> dict[str, Any]:
             loads_object(running_info.encode(member, [], [(token, 1.8e9)], 1))["properties"][running_info.OURS]
         ),
         "ticket": ticket.to_properties(),
-        "parked from": [Put(place, 4, ticket).place for place in (queue, parked_queue("billing", queue))],
-        "order": Order("hold", "order-1").to_properties(),
+        "parked from": [Parking(place, 4, ticket).place for place in (queue, parked_queue("billing", queue))],
+        "order": Command("hold", "order-1").to_properties(),
         "lot": parked_topic("billing", "orders"),
         "dead letter": dead_letter_properties(
             queue, 17, message_id="0A", reconsume_times=3, error="ValueError: no", properties={"colour": "red"}

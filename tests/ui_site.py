@@ -18,11 +18,12 @@ import pyarrow as pa
 
 import orderedmq
 from orderedmq.broker import Broker
-from orderedmq.model import PRODUCER_SCHEMA, MessageQueue
+from orderedmq.model import MessageQueue
 from orderedmq.ownership.lock import ClientIdentity, LockToken
 from orderedmq.ownership.membership import Subscription
-from orderedmq.parking.rules import Put, Ticket
+from orderedmq.parking.rules import Parking, Ticket
 from orderedmq.rows.dead_letters import REPLAYS, dead_letter_properties
+from orderedmq.schema import PRODUCER_SCHEMA
 from orderedmq.ui.app import make_app
 from orderedmq.ui.guard import Rules
 from orderedmq.ui.server import listen, server
@@ -64,7 +65,9 @@ class Shop:
 
     def park(self, number: int, offset: int, error: str = "no stock") -> None:
         due = int(time.time() * 1000) + 60_000
-        assert self.broker.groups.park(self.token(number), [Put(self.queues[number], offset, Ticket(offset, 2, 1, due, error))])
+        assert self.broker.groups.park(
+            self.token(number), [Parking(self.queues[number], offset, Ticket(offset, 2, 1, due, error))]
+        )
 
     def give_up(self, number: int, offset: int, key: str, error: str = "ValueError: <bad>", replays: int = 0) -> None:
         own = {"colour": "red"} | ({REPLAYS: f"{GROUP}={replays}"} if replays else {})

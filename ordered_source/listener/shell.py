@@ -40,7 +40,6 @@ from orderedmq.listening.engine import (
     Consume,
     Done,
     Engine,
-    GiveUp,
     Message,
     Outcome,
     Park,
@@ -48,10 +47,11 @@ from orderedmq.listening.engine import (
     Settings,
     Suspend,
     Wait,
+    WriteLetter,
 )
 from orderedmq.listening.listener import Answer, Caller, ConsumeMessageHook, check_hooks, is_async
 from orderedmq.model import MAX_OFFSET, MessageQueue, OffsetRange
-from orderedmq.parking.rules import BEHIND, DELAY_LEVELS, DROPPED, HELD, Put, Ticket, companion, delay
+from orderedmq.parking.rules import AT_ONCE, DELAY_LEVELS, DROPPED, HELD, Parking, Ticket, delay, lot_token
 from orderedmq.schema import TIMESTAMP_TYPE
 
 log = logging.getLogger("orderedmq")
@@ -167,7 +167,7 @@ class _Task:
                         if messages is None:
                             engine.close()
                         else:
-                            engine.put(messages)
+                            engine.add(messages)
                     case Wait(seconds):
                         self._answered(engine, calls, seconds)
                     case _:
@@ -218,7 +218,7 @@ class _Task:
                     engine.lock(held, clock())
                     if not held:
                         calls.cancel()
-                case Park() | GiveUp():
+                case Park() | WriteLetter():
                     self._write(engine, action)
                 case Suspend(seconds):
                     time.sleep(seconds)
@@ -230,16 +230,16 @@ class _Task:
                 self._answered(engine, calls, waiting.seconds)
             raise
 
-    def _write(self, engine: Engine, action: Park | GiveUp) -> None:
+    def _write(self, engine: Engine, action: Park | WriteLetter) -> None:
         """Park messages, or make one a dead letter. Raises LockError, and the errors of `Engine.refused`."""
         try:
             match action:
                 case Park(messages):
                     self._out += self._park(engine, messages)
-                case GiveUp(message) if self._back is not None:
+                case WriteLetter(message) if self._back is not None:
                     self._back.give_up(message)
                     self._out += engine.dead_lettered()
-                case GiveUp(message):
+                case WriteLetter(message):
                     write_letters(self._broker, self._token, [message], [message._error])
                     self._out += engine.dead_lettered()
         except LockError:
@@ -252,27 +252,27 @@ class _Task:
             self._back.send(messages)
             return told(engine.was_parked([True] * len(messages)))
         now = int(self._wall() * 1000)
-        puts = [self._put(message, now) for message in messages]
+        parkings = [self._parking(message, now) for message in messages]
         with naming(self.queue, messages, "be parked"):
-            parked = self._broker.groups.park(self._token, puts)
+            parked = self._broker.groups.park(self._token, parkings)
         return [
-            outcome._replace(due=put.ticket.due) if outcome.status == "PARKED" and put.ticket.due > BEHIND else outcome
-            for outcome, put in zip(engine.was_parked(parked), puts, strict=True)
+            outcome._replace(due=parking.ticket.due) if outcome.status == "PARKED" and parking.ticket.due > AT_ONCE else outcome
+            for outcome, parking in zip(engine.was_parked(parked), parkings, strict=True)
         ]
 
-    def _put(self, message: Message, now: int) -> Put:
+    def _parking(self, message: Message, now: int) -> Parking:
         rows: Rows = message._rows
         place = rows.tickets[message._number - rows.first] if rows.tickets else None
-        due, puts = (BEHIND, 0) if place is None else (place.due, place.puts)
+        due, parkings = (AT_ONCE, 0) if place is None else (place.due, place.parkings)
         if message._again:
-            seconds = DELAY_LEVELS[message._level - 1] if message._level else delay(puts)
-            due, puts = now + seconds * 1000, puts + 1
+            seconds = DELAY_LEVELS[message._level - 1] if message._level else delay(parkings)
+            due, parkings = now + seconds * 1000, parkings + 1
         if message._held:
             due = HELD
-        ticket = Ticket(message._offset, message._attempts, puts, due, message._error or "", alone=self._settings.alone)
+        ticket = Ticket(message._offset, message._attempts, parkings, due, message._error or "", alone=self._settings.alone)
         if place is None:
-            return Put(self.queue, message._offset, ticket)
-        return Put(companion(self._token).queue, place.place, ticket)
+            return Parking(self.queue, message._offset, ticket)
+        return Parking(lot_token(self._token).queue, place.place, ticket)
 
     # -- rows
 
@@ -292,7 +292,7 @@ class _Task:
                     self._out.append(Outcome(offset, offset + 1, key, "DROPPED", place.attempts, 0.0, error))
                     continue
                 message = Message(offset, key, rows, number)
-                message._due = Ticket(offset, place.attempts, place.puts, place.due).is_due(now)
+                message._due = Ticket(offset, place.attempts, place.parkings, place.due).is_due(now)
                 message._attempts, message._held, message._error = place.attempts, place.due == HELD, error
                 planned.append(message)
         return planned, iter(())
@@ -300,7 +300,7 @@ class _Task:
     def _settled(self, planned: Sequence[int], rest: Iterator[QueueRows]) -> tuple[Settled, Iterator[QueueRows]]:
         """Return the settled messages, including those at the offsets ``planned``, and an iterator over all of ``rest``."""
         if self._plan is not None:
-            return Settled.read(self._broker, self._token, companion(self._token).queue, self._plan, planned), rest
+            return Settled.read(self._broker, self._token, lot_token(self._token).queue, self._plan, planned), rest
         if self._back is not None:
             # Messages that were sent back come again in the retry topic with other offsets, so none of these rows are settled.
             return Settled.without_lot(), rest
@@ -335,7 +335,7 @@ class _Task:
         # OrderPerQueue does not use keys.
         keys = columns.keys() if self._settings.parks else [None] * len(offsets)
         retried = columns.retried()
-        together = self._settings.put_together
+        together = self._settings.add_together
         for begin in range(0, len(offsets), together):
             end = begin + together
             messages = list(map(Message, offsets[begin:end], keys[begin:end], repeat(rows), count(first + begin)))

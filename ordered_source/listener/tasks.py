@@ -20,12 +20,13 @@ from orderedmq.conditions import OptionCondition, SchemaCondition
 from orderedmq.endpoint import Credentials, TlsOptions
 from orderedmq.errors import LockError, MessageError, OptionError, OrderedMQError, SchemaError
 from orderedmq.listening.engine import Message
-from orderedmq.model import MAX_PROPERTIES_BYTES, PRODUCER_SCHEMA, MessageQueue
+from orderedmq.model import MAX_PROPERTIES_BYTES, MessageQueue
 from orderedmq.ownership.lock import LockToken
 from orderedmq.pulls import pulls_at
 from orderedmq.rows.dead_letters import dead_letter_properties, left_out
+from orderedmq.schema import PRODUCER_SCHEMA
 from orderedmq.spark_support import concise
-from orderedmq.text import valid
+from orderedmq.text import repaired
 
 log = logging.getLogger("orderedmq")
 
@@ -267,7 +268,7 @@ class Columns:
         if values is None:
             if name not in self.names:
                 raise AttributeError(f"a message has no field {name!r}, because the DataFrame only has {', '.join(self.names)}")
-            values = self._values[name] = valid(self._batch.column(name))[0].to_pylist()
+            values = self._values[name] = repaired(self._batch.column(name))[0].to_pylist()
         return values
 
     def keys(self) -> Sequence[str | None]:

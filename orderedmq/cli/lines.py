@@ -16,9 +16,9 @@ import pyarrow.compute as pc
 
 from orderedmq.conditions import MessageCondition, SchemaCondition
 from orderedmq.errors import MessageError, SchemaError
-from orderedmq.model import MAX_BODY_BYTES, MAX_KEY_BYTES, PROPERTIES_TYPE
+from orderedmq.model import MAX_BODY_BYTES, MAX_KEY_BYTES
 from orderedmq.routing.sharding_key import KeyType, check_lines
-from orderedmq.schema import null_where
+from orderedmq.schema import PROPERTIES_TYPE, null_where
 from orderedmq.tools import json_field
 from orderedmq.tools.json_field import BadJson
 

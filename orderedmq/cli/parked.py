@@ -16,7 +16,7 @@ from orderedmq.cli.queue_names import queue_fields
 from orderedmq.cli.shell import Column, Full, Shell, command, commands
 from orderedmq.cli.topics import Yes
 from orderedmq.model import MessageQueue, check_group
-from orderedmq.parking.rules import OrderAction
+from orderedmq.parking.rules import CommandAction
 from orderedmq.tools.parked import ParkedKey, chosen, give, owned, parked_keys
 from orderedmq.tools.readable import duration, moment, number
 
@@ -58,7 +58,7 @@ def _row(group: str, key: ParkedKey, now: float) -> dict[str, Any]:
         "due": moment(key.due and key.due * 1000),
         "due_in": None if wait is None else round(wait, 3),
         "attempts": key.ticket.attempts,
-        "times_parked": key.ticket.puts,
+        "times_parked": key.ticket.parkings,
         "error": key.ticket.error or None,
         "oldest": moment(key.ticket.stored or None),
     }
@@ -137,7 +137,7 @@ def hold(
 ) -> None:
     """Hold parked keys until you run parked retry. Newer messages of these keys are parked after them.
 
-    The query that owns the queue carries the order out in its next micro-batch.
+    The query that owns the queue carries the command out in its next micro-batch.
     """
     check_group(group)
     with shell.broker() as broker:
@@ -176,7 +176,7 @@ def _parked(broker: Broker, group: str, topic: str | None) -> list[ParkedKey]:
     return [key for key in keys if key.queue in queues]
 
 
-def _order(shell: Shell, broker: Broker, group: str, action: OrderAction, those: list[ParkedKey]) -> None:
+def _order(shell: Shell, broker: Broker, group: str, action: CommandAction, those: list[ParkedKey]) -> None:
     alive = owned(broker, group)
     give(broker, group, action, those)
     queues = sorted({key.queue for key in those})
@@ -190,11 +190,11 @@ def _order(shell: Shell, broker: Broker, group: str, action: OrderAction, those:
     if not those:
         shell.done(row, f"nothing is parked in group {group}")
         return
-    who = f"the owner of {_named(queues)} carries the order out in its next micro-batch"
+    who = f"the owner of {_named(queues)} carries the command out in its next micro-batch"
     shell.done(row, f"ordered to {action} {_count(those)} of group {group}: {who}")
     alone = [queue for queue in queues if not alive.get(queue, False)]
     if alone:
-        shell.note(f"no query owns {_named(alone)} in group {group} now. The next owner carries the order out")
+        shell.note(f"no query owns {_named(alone)} in group {group} now. The next owner carries the command out")
 
 
 def _count(those: list[ParkedKey]) -> str:

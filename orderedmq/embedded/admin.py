@@ -40,7 +40,7 @@ from orderedmq.ownership import lock as rules
 from orderedmq.ownership.membership import present
 from orderedmq.parking.rules import (
     AtSeek,
-    Order,
+    Command,
     delete_with_parked,
     is_parking_lot,
     leader_of,
@@ -261,10 +261,10 @@ class EmbeddedAdmin:
 
         self._open(False).write_deletion(delete)
 
-    def order_parked(self, group: str, queue: MessageQueue, orders: Sequence[Order]) -> None:
+    def command_parked(self, group: str, queue: MessageQueue, commands: Sequence[Command]) -> None:
         check_group(group)
         with self._write() as txn:
-            parking_lots.order(txn, group, queue, orders, self._clock.wall())
+            parking_lots.command(txn, group, queue, commands, self._clock.wall())
 
     def release(self, group: str, queues: Sequence[MessageQueue], *, force: bool = False) -> list[MessageQueue]:
         check_group(group)

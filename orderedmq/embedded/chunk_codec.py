@@ -20,8 +20,8 @@ import xxhash
 from orderedmq.conditions import StoreCondition
 from orderedmq.embedded.store.layout import INLINE, Chunk
 from orderedmq.errors import StoreError
-from orderedmq.model import MESSAGE_SCHEMA, MessageQueue, select_schema
-from orderedmq.schema import concat_batches
+from orderedmq.model import MessageQueue
+from orderedmq.schema import MESSAGE_SCHEMA, concat_batches, select_schema
 
 #: Columns that a payload can have. A column's index is its bit in ``Chunk.columns``, so the order is part of the format.
 STORED: Final = ("body", "tags", "keys", "sharding_key", "properties", "born_timestamp", "store_timestamp", "reconsume_times")

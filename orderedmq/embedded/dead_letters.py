@@ -17,9 +17,10 @@ from orderedmq.embedded.index import made
 from orderedmq.embedded.log import append_rows
 from orderedmq.embedded.store import layout
 from orderedmq.embedded.store.transaction import Transaction
-from orderedmq.model import MAX_OFFSET, PROPERTIES_TYPE, MessageQueue, OffsetRange
+from orderedmq.model import MAX_OFFSET, MessageQueue, OffsetRange
 from orderedmq.rows.dead_letters import dead_letter_topic
 from orderedmq.rows.message_rows import normalise
+from orderedmq.schema import PROPERTIES_TYPE
 
 
 def put(

@@ -19,7 +19,7 @@ from orderedmq.model import MessageQueue, OffsetRange, check_group
 from orderedmq.ownership import lock as rules
 from orderedmq.ownership.lock import LOCK_LIFE, ClientIdentity, LockToken, QueueLock, Refusal
 from orderedmq.ownership.membership import Member, Subscription, present
-from orderedmq.parking.rules import Put, guarding, leader_of, parked_queue
+from orderedmq.parking.rules import Parking, leader_of, parked_queue, queue_token
 
 
 def lock_at(txn: Transaction, group: str, queue: MessageQueue) -> QueueLock | None:
@@ -36,7 +36,7 @@ def require_current(txn: Transaction, token: LockToken, doing: str, *, deleted: 
 
     ``deleted``: whether the queue may have been deleted since, because only what was read before is completed.
     """
-    guard = guarding(token)
+    guard = queue_token(token)
     lock = lock_at(txn, guard.group, guard.queue)
     if lock is None or not rules.is_current(lock, guard) or (lock.orphaned and not deleted):
         raise _lost(guard, lock, doing)
@@ -44,7 +44,7 @@ def require_current(txn: Transaction, token: LockToken, doing: str, *, deleted: 
 
 def is_held(txn: Transaction, token: LockToken) -> bool:
     """Whether the lock that guards the token's queue is held under ``token``."""
-    guard = guarding(token)
+    guard = queue_token(token)
     return rules.is_held(lock_at(txn, guard.group, guard.queue), guard)
 
 
@@ -88,7 +88,7 @@ def put_offset(txn: Transaction, group: str, queue: MessageQueue, offset: int) -
 
 def forward(txn: Transaction, token: LockToken, offset: int) -> None:
     """Move a group's offset in the queue of a current token forward, never back. A deleted queue has no offset."""
-    guard = guarding(token)
+    guard = queue_token(token)
     lock = lock_at(txn, guard.group, guard.queue)
     former = offset_at(txn, token.group, token.queue)
     if lock is not None and not lock.orphaned and (former is None or former < offset):
@@ -320,14 +320,14 @@ class EmbeddedGroups:
         with self._store.read() as txn:
             return dead_letters.known(txn, token.group, token.queue, spans)
 
-    def park(self, token: LockToken, puts: Sequence[Put]) -> list[bool]:
+    def park(self, token: LockToken, parkings: Sequence[Parking]) -> list[bool]:
         with self._store.write() as txn:
-            require_current(txn, token, f"{len(puts)} of its messages were parked")
+            require_current(txn, token, f"{len(parkings)} of its messages were parked")
             settled = {
                 queue: offset_at(txn, token.group, queue) or 0
                 for queue in (token.queue, parked_queue(token.group, token.queue))
             }
-            return parking_lots.put(txn, token.group, token.queue, puts, settled, self._clock.wall())
+            return parking_lots.put(txn, token.group, token.queue, parkings, settled, self._clock.wall())
 
     def send_back(self, token: LockToken, messages: Sequence[tuple[int, int]], max_reconsume_times: int) -> int:
         """See `Groups.send_back`. Raises OptionError UNSUPPORTED, because this broker has no retry topics."""

@@ -23,13 +23,12 @@ from orderedmq.embedded.store.layout import Chunk
 from orderedmq.embedded.store.store_file import another_store
 from orderedmq.embedded.store.transaction import Transaction
 from orderedmq.errors import OptionError, StoreError, aged_out, beyond_end, recreated
-from orderedmq.model import MessageQueue, OffsetRange, select_schema
-from orderedmq.pulls import MalformedText, bounded
+from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.routing.selector import require_targets
 from orderedmq.rows.filters import Filter
 from orderedmq.rows.message_rows import normalise
-from orderedmq.schema import concat_batches
-from orderedmq.text import valid_rows
+from orderedmq.schema import bounded, concat_batches, select_schema
+from orderedmq.text import MalformedText, repaired_rows
 
 _BODY = ("body",)
 _STORED = ("store_timestamp",)
@@ -92,7 +91,7 @@ def _whole(
 ) -> pa.RecordBatch:
     """Return all messages of a chunk. All texts are valid UTF-8."""
     payload = payloads.load(txn, queue, first, chunk)
-    return valid_rows(codec.rows_of(payload, chunk, columns, queue, first, topic.incarnation))[0]
+    return repaired_rows(codec.rows_of(payload, chunk, columns, queue, first, topic.incarnation))[0]
 
 
 class EmbeddedLog:
@@ -322,7 +321,9 @@ class EmbeddedLog:
                 batch = payload
             else:
                 codec.verify(payload, chunk, queue, first)
-                batch = self._malformed.valid(codec.rows_of(payload, chunk, columns, queue, first, incarnation), queue, first)
+                batch = self._malformed.repaired(
+                    codec.rows_of(payload, chunk, columns, queue, first, incarnation), queue, first
+                )
                 self._last = (chunk.segment, chunk.position, columns, batch)
             batches.append(batch.slice(max(0, offset - first)))
         joined = batches[0] if len(batches) == 1 else concat_batches(batches)

@@ -19,13 +19,18 @@ from orderedmq.embedded.log import append_rows, rows_at, rows_between
 from orderedmq.embedded.store import layout
 from orderedmq.embedded.store.transaction import Transaction
 from orderedmq.model import PARKED_PREFIX, MessageQueue
-from orderedmq.parking.lot import LOT_COLUMNS, SOURCE_COLUMNS, Lot, order_rows, to_park
-from orderedmq.parking.rules import Order, Put, origin, parked_queue
+from orderedmq.parking.lot import LOT_COLUMNS, SOURCE_COLUMNS, Lot, command_rows, to_park
+from orderedmq.parking.rules import Command, Parking, origin, parked_queue
 from orderedmq.schema import concat_batches
 
 
 def put(
-    txn: Transaction, group: str, queue: MessageQueue, puts: Sequence[Put], settled: Mapping[MessageQueue, int], now: int
+    txn: Transaction,
+    group: str,
+    queue: MessageQueue,
+    parkings: Sequence[Parking],
+    settled: Mapping[MessageQueue, int],
+    now: int,
 ) -> list[bool]:
     """Park messages of ``queue`` or of its lot, and return for each whether it is parked now. ``now`` is in µs since the epoch.
 
@@ -33,9 +38,9 @@ def put(
     BEYOND_END.
     """
     lot = parked_queue(group, queue)
-    new: dict[bytes, Put] = {}
+    new: dict[bytes, Parking] = {}
     answers = []
-    for each in puts:
+    for each in parkings:
         if each.source not in (queue, lot):
             raise ValueError(f"{each.source} is neither queue {queue} nor its parking lot {lot}")
         key = layout.message_key(group, each.source, each.at)
@@ -69,10 +74,10 @@ def _lots(txn: Transaction, queue: MessageQueue, lot: MessageQueue) -> TopicInfo
     return grown
 
 
-def _copied(txn: Transaction, puts: Sequence[Put]) -> pa.RecordBatch:
-    """Return the messages (SOURCE_COLUMNS) that ``puts`` name, in the order of ``puts``."""
+def _copied(txn: Transaction, parkings: Sequence[Parking]) -> pa.RecordBatch:
+    """Return the messages (SOURCE_COLUMNS) that ``parkings`` name, in the order of ``parkings``."""
     places: dict[MessageQueue, dict[int, int]] = {}
-    for number, put in enumerate(puts):
+    for number, put in enumerate(parkings):
         places.setdefault(put.source, {})[put.at] = number
     batches, order = [], []
     for source, numbers in places.items():
@@ -82,12 +87,12 @@ def _copied(txn: Transaction, puts: Sequence[Put]) -> pa.RecordBatch:
     return concat_batches(batches).take(pa.array(behind, pa.int64()))
 
 
-def order(txn: Transaction, group: str, queue: MessageQueue, orders: Sequence[Order], now: int) -> None:
-    """Append operators' orders to the lot of ``queue``. Raises TopicError MISSING or NO_SUCH_QUEUE if the lot does not exist."""
+def command(txn: Transaction, group: str, queue: MessageQueue, commands: Sequence[Command], now: int) -> None:
+    """Append operators' commands to the lot of ``queue``. Raises TopicError MISSING or NO_SUCH_QUEUE if the lot does not exist."""
     lot = parked_queue(group, queue)
     topic = topic_of(txn, lot.topic)
     index.state(txn, lot)
-    append_rows(txn, topic, lot, order_rows(orders), now)
+    append_rows(txn, topic, lot, command_rows(commands), now)
 
 
 def exists(txn: Transaction, lot: MessageQueue) -> bool:

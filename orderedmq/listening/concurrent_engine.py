@@ -91,7 +91,7 @@ class ConcurrentEngine(Engine):
             else:
                 (self._alone if message._attempts else self._ready).append(message)
 
-    def put(self, messages: Iterable[Message]) -> None:
+    def add(self, messages: Iterable[Message]) -> None:
         ready, places, end = self._ready, self._places, self._end
         before = len(ready) + len(self._alone)
         for message in messages:
@@ -170,6 +170,6 @@ class ConcurrentEngine(Engine):
             )
             self._later.append((now + LATER, message))
 
-    def _given_up(self, batch: Batch, message: Message) -> list[Outcome]:
+    def _dead_lettered(self, batch: Batch, message: Message) -> list[Outcome]:
         self._undecided -= 1
         return outcomes([message], "DEAD_LETTER", batch.seconds)

@@ -120,7 +120,7 @@ class KeyLane:
     parked: bool = False
     #: Offsets of the key's parked messages that this micro-batch does not read, and the lowest of these offsets. The key's messages of
     #: the range from the lowest offset on are parked.
-    behind: Set[int] = frozenset()
+    parked_offsets: Set[int] = frozenset()
     diverted_from: int | None = None
 
 
@@ -184,7 +184,7 @@ class Consume:
 
 
 @dataclass(frozen=True, slots=True)
-class GiveUp:
+class WriteLetter:
     """Write this message with its error to %DLQ%<group>, then call `Engine.dead_lettered` or `Engine.refused`."""
 
     message: Message
@@ -218,7 +218,7 @@ class CheckLock:
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """Call `Engine.put` with more messages, or `Engine.close` if there are none."""
+    """Call `Engine.add` with more messages, or `Engine.close` if there are none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +226,7 @@ class Done:
     """The range has ended: every message is decided."""
 
 
-Action = Consume | GiveUp | Park | Wait | Suspend | CheckLock | Pull | Done
+Action = Consume | WriteLetter | Park | Wait | Suspend | CheckLock | Pull | Done
 
 
 class LotView(NamedTuple):
@@ -262,8 +262,8 @@ class Settings(ABC):
     #: source may use a retry topic instead of a parking lot. The broker then counts the retries, and the task sends it their limit
     #: ``most_retries``.
     alone: ClassVar[bool]
-    #: Number of messages that one call of `Engine.put` passes. A greater number allows batches with more messages of one key.
-    put_together: ClassVar[int] = 4096
+    #: Number of messages that one call of `Engine.add` passes. A greater number allows batches with more messages of one key.
+    add_together: ClassVar[int] = 4096
     max_reconsume_times: int
 
     @property
@@ -297,7 +297,7 @@ class Engine(ABC):
         self._to_park: list[Message] = []
         #: Messages that become dead letters, with their batch.
         self._exhausted: deque[tuple[Batch, Message]] = deque()
-        self._pending: GiveUp | Park | CheckLock | None = None
+        self._pending: WriteLetter | Park | CheckLock | None = None
         self._end = -1
         #: Number of undecided messages, including those to be parked.
         self._undecided = 0
@@ -316,7 +316,7 @@ class Engine(ABC):
         return self._undecided >= PULL_THRESHOLD
 
     @abstractmethod
-    def put(self, messages: Sequence[Message]) -> None:
+    def add(self, messages: Sequence[Message]) -> None:
         """Add the next messages of the range. Raises ValueError unless the offsets ascend, within this call and from call to call."""
 
     def close(self) -> None:
@@ -342,7 +342,7 @@ class Engine(ABC):
             return self._pending
         if now >= self._not_before:
             if self._exhausted:
-                self._pending = GiveUp(self._exhausted[0][1])
+                self._pending = WriteLetter(self._exhausted[0][1])
                 return self._pending
             if len(self._to_park) >= PARK_TOGETHER:
                 return self._park()
@@ -399,7 +399,7 @@ class Engine(ABC):
         """Take the listener's answer after `Consume`. Return the outcomes of the messages that the answer decides."""
 
     @abstractmethod
-    def _given_up(self, batch: Batch, message: Message) -> list[Outcome]:
+    def _dead_lettered(self, batch: Batch, message: Message) -> list[Outcome]:
         """Record that a message, the only one of its batch, is a dead letter now. Return the outcomes that this decides."""
 
     def _finish(self) -> Done:
@@ -418,11 +418,11 @@ class Engine(ABC):
         batch.seconds += now - batch.since
 
     def dead_lettered(self) -> list[Outcome]:
-        """Record that the letter of `GiveUp` is stored. Return the resulting outcomes."""
-        if not isinstance(self._pending, GiveUp):
+        """Record that the letter of `WriteLetter` is stored. Return the resulting outcomes."""
+        if not isinstance(self._pending, WriteLetter):
             raise RuntimeError(f"queue {self.queue} has no dead letter to be written")
         self._pending = self._refused_since = None
-        return self._given_up(*self._exhausted.popleft())
+        return self._dead_lettered(*self._exhausted.popleft())
 
     def was_parked(self, parked: Sequence[bool]) -> list[Outcome]:
         """Record that the write of `Park` was carried out. Return the resulting outcomes.
@@ -450,11 +450,11 @@ class Engine(ABC):
         ]
 
     def refused(self, error: OrderedMQError, now: float) -> None:
-        """Record that the broker refused the write of `GiveUp` or `Park`. It is repeated after a pause.
+        """Record that the broker refused the write of `WriteLetter` or `Park`. It is repeated after a pause.
 
         Raises ``error`` if it is permanent (`OrderedMQError.retriable`), or if writes have been refused for REFUSED_PATIENCE seconds.
         """
-        if not isinstance(self._pending, GiveUp | Park):
+        if not isinstance(self._pending, WriteLetter | Park):
             raise RuntimeError(f"queue {self.queue} has nothing to be written")
         self._pending = None
         since = self._refused_since = now if self._refused_since is None else self._refused_since

@@ -133,10 +133,10 @@ class KeyEngine(Engine):
             if lane.key not in seen:
                 seen.add(lane.key)
                 lane.parked = lane.diverted_from is None and (message._held or not message._due)
-            if message._offset not in lane.behind:
+            if message._offset not in lane.parked_offsets:
                 self._add(lane, message)
 
-    def put(self, messages: Iterable[Message]) -> None:
+    def add(self, messages: Iterable[Message]) -> None:
         lanes, ready, end = self._lanes, self._ready, self._end
         for message in messages:
             offset = message._offset
@@ -149,8 +149,8 @@ class KeyEngine(Engine):
             lane = lanes.get(key)
             if lane is None:
                 lane = self._lane(key)
-            if lane.parked or lane.behind:
-                if offset not in lane.behind:
+            if lane.parked or lane.parked_offsets:
+                if offset not in lane.parked_offsets:
                     self._add(lane, message)
                 continue
             # The same as `_add`, but faster for the many messages of keys without parked messages.
@@ -236,8 +236,8 @@ class KeyEngine(Engine):
         if lane is None:
             lane = self._lanes[key] = KeyLane(key)
             if key in self._waiting or key in self._attempted:
-                lane.behind = {*self._waiting.get(key, ()), *self._attempted.get(key, ())}
-                lane.diverted_from = min(lane.behind)
+                lane.parked_offsets = {*self._waiting.get(key, ()), *self._attempted.get(key, ())}
+                lane.diverted_from = min(lane.parked_offsets)
         return lane
 
     @staticmethod
@@ -284,7 +284,7 @@ class KeyEngine(Engine):
         self._undecided -= len(batch.messages)
         if lane.waiting:
             self._ready.append(lane)
-        elif not lane.behind:
+        elif not lane.parked_offsets:
             self._lanes.pop(lane.key, None)
         return outcomes(batch.messages, status, batch.seconds)
 
@@ -309,6 +309,6 @@ class KeyEngine(Engine):
     def _next_resume(self) -> float | None:
         return self._suspended[0][0] if self._suspended else None
 
-    def _given_up(self, batch: Batch, message: Message) -> list[Outcome]:  # noqa: ARG002
+    def _dead_lettered(self, batch: Batch, message: Message) -> list[Outcome]:  # noqa: ARG002
         assert batch.lane is not None
         return self._decide(batch.lane, "DEAD_LETTER")

@@ -92,10 +92,10 @@ class OrderPerQueue(Settings):
     statuses: ClassVar[type[ConsumeOrderlyStatus]] = ConsumeOrderlyStatus
     parks: ClassVar[bool] = False
     alone: ClassVar[bool] = False
-    #: With more messages per call of `put`, Python's cyclic garbage collector would examine each message several times before its outcome
+    #: With more messages per call of `add`, Python's cyclic garbage collector would examine each message several times before its outcome
     #: is known, which costs as much as the rest of the task. The value does not change the batches, because only complete batches go to
     #: the listener.
-    put_together: ClassVar[int] = 128
+    add_together: ClassVar[int] = 128
 
     def __post_init__(self) -> None:
         most = 2**31 - 1
@@ -133,7 +133,7 @@ class QueueEngine(Engine):
         #: Whether auto-commit was on in the call after which a message became a dead letter.
         self._auto_commit = True
 
-    def put(self, messages: Sequence[Message]) -> None:
+    def add(self, messages: Sequence[Message]) -> None:
         end = self._end
         for message in messages:
             offset = message._offset
@@ -233,7 +233,7 @@ class QueueEngine(Engine):
     def _next_resume(self) -> float | None:
         return self._suspended_until
 
-    def _given_up(self, batch: Batch, message: Message) -> list[Outcome]:  # noqa: ARG002
+    def _dead_lettered(self, batch: Batch, message: Message) -> list[Outcome]:  # noqa: ARG002
         if self._auto_commit:
             return self._commit(batch, "DEAD_LETTER")
         self._undecided -= 1

@@ -30,7 +30,7 @@ class Step(Enum):
     PLANNED = "planned"
     DONE = "committed, or Spark has not run the batch"
     SKIPPED = "placed after messages that are lost"
-    GIVEN_UP = "given up at a boundary"
+    RELEASED = "released at a boundary"
     LOST = "lost or deleted"
 
 
@@ -39,12 +39,12 @@ TRANSITIONS: Final[dict[tuple[Phase, Step], Phase]] = {
     (Phase.FREE, Step.LOCKED): Phase.UNPLACED,
     (Phase.UNPLACED, Step.PLACED): Phase.IDLE,
     (Phase.UNPLACED, Step.REPEATED): Phase.IN_FLIGHT,
-    (Phase.UNPLACED, Step.GIVEN_UP): Phase.FREE,
+    (Phase.UNPLACED, Step.RELEASED): Phase.FREE,
     (Phase.UNPLACED, Step.LOST): Phase.FREE,
     (Phase.IDLE, Step.PLANNED): Phase.IN_FLIGHT,
     (Phase.IDLE, Step.DONE): Phase.IDLE,
     (Phase.IDLE, Step.SKIPPED): Phase.IDLE,
-    (Phase.IDLE, Step.GIVEN_UP): Phase.FREE,
+    (Phase.IDLE, Step.RELEASED): Phase.FREE,
     (Phase.IDLE, Step.LOST): Phase.FREE,
     (Phase.IN_FLIGHT, Step.DONE): Phase.IDLE,
     (Phase.IN_FLIGHT, Step.LOST): Phase.FREE,

@@ -147,18 +147,18 @@ class Owner:
             actions.append(commit)
         wanted = set(self.strategy(queues, members))
         if self.policy is Policy.HAND_OVER:
-            given_up = self.give_up(wanted)
-            if given_up:
-                actions.append(Unlock(given_up, ()))
+            released = self.release(wanted)
+            if released:
+                actions.append(Unlock(released, ()))
         missing = tuple(sorted(wanted - self.owned.keys()))
         if missing and self.taking:
             actions.append(Lock(missing, all_or_none=self.policy is Policy.REFUSE, tenures=start.gen))
         return actions
 
-    def give_up(self, wanted: set[MessageQueue]) -> tuple[LockToken, ...]:
+    def release(self, wanted: set[MessageQueue]) -> tuple[LockToken, ...]:
         """Forget all queues that are not ``wanted``, with their companions, and return the tokens to unlock. Nothing may be in flight."""
         leaving = [owned for queue, owned in sorted(self.owned.items()) if (owned.leader or queue) not in wanted]
-        self._forget([owned.queue for owned in leaving], Step.GIVEN_UP)
+        self._forget([owned.queue for owned in leaving], Step.RELEASED)
         return tuple(owned.token for owned in leaving if owned.token is not None and owned.leader is None)
 
     def take_processed(self, start: Checkpoint) -> Commit | None:

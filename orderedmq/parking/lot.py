@@ -13,15 +13,15 @@ import pyarrow.compute as pc
 from orderedmq.model import (
     PARKED_ALONE,
     PARKED_ATTEMPTS,
+    PARKED_COMMAND,
     PARKED_DUE,
     PARKED_FROM,
     PARKED_OFFSET,
-    PARKED_ORDER,
     PARKED_PROPERTIES,
     PARKED_STORED,
     MessageQueue,
 )
-from orderedmq.parking.rules import BEHIND, DROPPED, HELD, Order, Put, Ticket
+from orderedmq.parking.rules import AT_ONCE, DROPPED, HELD, Command, Parking, Ticket
 from orderedmq.schema import MESSAGE_SCHEMA, PRODUCER_COLUMNS, PRODUCER_SCHEMA, PROPERTIES_TYPE
 
 #: The columns of a lot that `Lot.add` needs.
@@ -65,7 +65,7 @@ class Lot:
     The messages of a key may be stored in another order than in the queue: the successor of a dead owner may park a message that belongs
     between messages that were parked earlier. Messages are processed in the order of the queue.
 
-    An operator's command (`Order`) applies to the messages that were in the lot when it was given, including messages that a task was
+    An operator's command (`Command`) applies to the messages that were in the lot when it was given, including messages that a task was
     moving at that time.
     """
 
@@ -78,13 +78,13 @@ class Lot:
         self.copies: dict[int, int] = {}
         #: The greatest offset in the queue, or -1 if no message is parked.
         self.max_offset = -1
-        #: Whether the lot contains operators' commands. `_orders` has the last one of each key: its offset in the lot, and its action.
-        self.ordered = False
+        #: Whether the lot contains operators' commands. `_commands` has the last one of each key: its offset in the lot, and its action.
+        self.commanded = False
         #: The number of failed calls of the keys' first messages in the lot, and when the oldest of these messages was stored, in µs
         #: since 1970.
         self.retries = 0
         self.oldest: int | None = None
-        self._orders: dict[object, tuple[int, str]] = {}
+        self._commands: dict[object, tuple[int, str]] = {}
         self._dropped: set[int] = set()
         #: For each key, the offset in the queue of the message whose offset in the lot is `Parked.begin`.
         self._heads: dict[object, int] = {}
@@ -94,16 +94,16 @@ class Lot:
         if not rows.num_rows:
             return
         at, keys = rows.column("queue_offset").to_pylist(), rows.column("sharding_key").to_pylist()
-        offsets, dues = _numbers(rows, PARKED_OFFSET, -1), _numbers(rows, PARKED_DUE, BEHIND)
-        orders = pc.map_lookup(rows.column("properties"), PARKED_ORDER, "first")
-        self.ordered = self.ordered or orders.null_count < len(orders)
-        sources = _places_in_lot(rows) if self.ordered else [-1] * len(at)
+        offsets, dues = _numbers(rows, PARKED_OFFSET, -1), _numbers(rows, PARKED_DUE, AT_ONCE)
+        commands = pc.map_lookup(rows.column("properties"), PARKED_COMMAND, "first")
+        self.commanded = self.commanded or commands.null_count < len(commands)
+        sources = _places_in_lot(rows) if self.commanded else [-1] * len(at)
         heads: list[int] = []
-        every = zip(at, keys, offsets, dues, orders.to_pylist(), sources, _alone(rows), strict=True)
-        for number, (place, key, offset, due, order, source, alone) in enumerate(every):
+        every = zip(at, keys, offsets, dues, commands.to_pylist(), sources, _alone(rows), strict=True)
+        for number, (place, key, offset, due, command, source, alone) in enumerate(every):
             lane = lane_key(key, offset, alone)
-            if order is not None:
-                self._order(lane, place, order)
+            if command is not None:
+                self._command(lane, place, command)
             elif offset in self.places:
                 self.copies[offset] = place
             else:
@@ -126,8 +126,8 @@ class Lot:
         if oldest is not None:
             self.oldest = oldest if self.oldest is None else min(self.oldest, oldest)
 
-    def _order(self, lane: object, place: int, action: str) -> None:
-        self._orders[lane] = place, action
+    def _command(self, lane: object, place: int, action: str) -> None:
+        self._commands[lane] = place, action
         parked = self.keys.get(lane)
         if parked is not None:
             parked.due = _DUE[action]
@@ -141,8 +141,8 @@ class Lot:
         parked = self.keys.get(lane)
         if parked is None:
             parked = self.keys[lane] = Parked(due, place)
-        ordered, action = self._orders.get(lane, (-1, ""))
-        concerned = 0 <= source < ordered
+        commanded, action = self._commands.get(lane, (-1, ""))
+        concerned = 0 <= source < commanded
         if parked.dropped == len(parked.offsets):
             parked.due, parked.begin, self._heads[lane] = _DUE[action] if concerned else due, place, offset
         elif offset < self._heads[lane]:
@@ -158,8 +158,8 @@ class Lot:
 
     def next_due(self) -> int | None:
         """Return when the first key is due, in ms since 1970, or None if no key will be due. A lot with commands is due immediately."""
-        if self.ordered:
-            return BEHIND
+        if self.commanded:
+            return AT_ONCE
         return min((key.due for key in self.keys.values() if key.due != HELD), default=None)
 
     def ticket(self, place: int, lane: object, ticket: Ticket) -> Ticket | None:
@@ -176,22 +176,22 @@ class Lot:
         return self.copies.get(offset, self.places[offset])
 
 
-_DUE: Final = {"retry": BEHIND, "hold": HELD, "drop": DROPPED}
+_DUE: Final = {"retry": AT_ONCE, "hold": HELD, "drop": DROPPED}
 
 
-def to_park(rows: pa.RecordBatch, puts: Sequence[Put]) -> pa.RecordBatch:
-    """Return the rows (PRODUCER_COLUMNS) to append to the lot. ``rows`` (SOURCE_COLUMNS) has one message for each put."""
+def to_park(rows: pa.RecordBatch, parkings: Sequence[Parking]) -> pa.RecordBatch:
+    """Return the rows (PRODUCER_COLUMNS) to append to the lot. ``rows`` (SOURCE_COLUMNS) has one message for each parking."""
     properties = []
     columns = [rows.column(name).to_pylist() for name in ("properties", "message_id")]
     times = [rows.column(name).cast(pa.int64()).to_pylist() for name in ("born_timestamp", "store_timestamp")]
-    for put, own, message_id, born, stored in zip(puts, *columns, *times, strict=True):
+    for parking, own, message_id, born, stored in zip(parkings, *columns, *times, strict=True):
         names = dict(own or ())
         if PARKED_OFFSET in names:
             then = Ticket.from_properties(names)
             message_id, born, stored = then.message_id, then.born, then.stored
-        ticket = replace(put.ticket, message_id=message_id or "", born=born or 0, stored=stored or 0)
+        ticket = replace(parking.ticket, message_id=message_id or "", born=born or 0, stored=stored or 0)
         mine = {name: value for name, value in names.items() if name not in PARKED_PROPERTIES}
-        properties.append(list({**mine, **ticket.to_properties(), PARKED_FROM: put.place}.items()))
+        properties.append(list({**mine, **ticket.to_properties(), PARKED_FROM: parking.place}.items()))
     arrays = [
         pa.array(properties, PROPERTIES_TYPE)
         if name == "properties"
@@ -201,9 +201,11 @@ def to_park(rows: pa.RecordBatch, puts: Sequence[Put]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=PRODUCER_SCHEMA)
 
 
-def order_rows(orders: Sequence[Order]) -> pa.RecordBatch:
+def command_rows(commands: Sequence[Command]) -> pa.RecordBatch:
     """Return the rows (PRODUCER_COLUMNS) of operators' commands to append to the lot."""
-    rows = [{"body": b"", "sharding_key": order.key, "properties": list(order.to_properties().items())} for order in orders]
+    rows = [
+        {"body": b"", "sharding_key": command.key, "properties": list(command.to_properties().items())} for command in commands
+    ]
     return pa.RecordBatch.from_pylist(rows, schema=PRODUCER_SCHEMA)
 
 
@@ -219,7 +221,7 @@ def restore(rows: pa.RecordBatch, queue: MessageQueue, lot: Lot) -> tuple[pa.Rec
     properties: list[list[tuple[str, str]]] = []
     for number, (place, key, items) in enumerate(zip(at, keys, rows.column("properties").to_pylist(), strict=True)):
         named = dict(items)
-        if PARKED_ORDER in named:
+        if PARKED_COMMAND in named:
             continue
         own = Ticket.from_properties(named)
         ticket = lot.ticket(place, lane_key(key, own.offset, own.alone), own)

@@ -1,7 +1,7 @@
 """The parking lot of a queue: where parked messages are stored, what their tickets contain, and who may change them. Pure.
 
 Queue Q of a topic, read by group G, has the parking lot P(Q): the queue with the same broker and number in the topic
-``%PARKED%<G>%<topic>``. Only the owner of Q parks messages in P and commits offsets of P, under Q's lock (`guarding`). No other
+``%PARKED%<G>%<topic>``. Only the owner of Q parks messages in P and commits offsets of P, under Q's lock (`queue_token`). No other
 state exists: a key is parked if P contains a message of this key between the group's offset in P and P's end.
 
 A parked message has the columns of the original message and a Ticket in reserved properties. To park a message, the broker copies
@@ -9,7 +9,7 @@ it from Q, or from P if it is parked again. The place (queue and offset) of the 
 twice from the same place, so a batch that runs again parks no message twice. A place below the group's offset in its queue is settled: no
 message is parked from there any more.
 
-Operators do not change P directly, because only the owner of Q may do so. They append a command (`Order`): a message without a body that
+Operators do not change P directly, because only the owner of Q may do so. They append a command (`Command`): a message without a body that
 tells the owner to try, drop or hold a key. The owner carries it out when it next reads P.
 """
 
@@ -26,13 +26,13 @@ from orderedmq.model import (
     PARKED_ALONE,
     PARKED_ATTEMPTS,
     PARKED_BORN,
+    PARKED_COMMAND,
+    PARKED_COUNT,
     PARKED_DUE,
     PARKED_ERROR,
     PARKED_ID,
     PARKED_OFFSET,
-    PARKED_ORDER,
     PARKED_PREFIX,
-    PARKED_PUTS,
     PARKED_STORED,
     MessageQueue,
     is_parked,
@@ -40,8 +40,8 @@ from orderedmq.model import (
 from orderedmq.ownership.lock import LockToken
 from orderedmq.rows.dead_letters import MAX_ERROR_BYTES, clip
 
-#: The due time of a message that waits for an older message of its key and has no due time itself.
-BEHIND: Final = 0
+#: The due time of a message that is due as soon as no older message of its key is parked.
+AT_ONCE: Final = 0
 #: The due time of a message that is held until an operator releases it.
 HELD: Final = -1
 #: The due time of a message that an operator has dropped.
@@ -51,7 +51,7 @@ DELAY_LEVELS: Final = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540,
 #: The level of the first retry of RocketMQ's concurrent consumer (ConsumeMessageConcurrentlyService: 3 + reconsumeTimes).
 FIRST_LEVEL: Final = 3
 
-OrderAction = Literal["retry", "drop", "hold"]
+CommandAction = Literal["retry", "drop", "hold"]
 #: What a seek of a queue does with its parked messages. "keep": they come back when they are due. "drop": they are skipped. None: the
 #: seek is refused if the queue has parked messages (GroupError PARKED).
 AtSeek = Literal["keep", "drop"] | None
@@ -102,35 +102,35 @@ def leader_of(group: str, queue: MessageQueue) -> MessageQueue:
     return queue._replace(topic=parked_by[1]) if parked_by is not None and parked_by[0] == group else queue
 
 
-def guarding(token: LockToken) -> LockToken:
+def queue_token(token: LockToken) -> LockToken:
     """Return ``token`` or, if its queue is a parking lot, the token of the queue that the lot belongs to, whose lock protects the lot."""
     leader = leader_of(token.group, token.queue)
     return token if leader == token.queue else replace(token, queue=leader)
 
 
-def companion(token: LockToken) -> LockToken:
-    """Return the token for the parking lot of the token's queue. This is the inverse of `guarding`."""
+def lot_token(token: LockToken) -> LockToken:
+    """Return the token for the parking lot of the token's queue. This is the inverse of `queue_token`."""
     return replace(token, queue=parked_queue(token.group, token.queue))
 
 
-def delay(puts: int) -> int:
-    """Return the delay in seconds of a message that was put into the lot ``puts`` times before: 10 s, 30 s, 1 min … 2 h."""
-    return DELAY_LEVELS[min(FIRST_LEVEL - 1 + puts, len(DELAY_LEVELS) - 1)]
+def delay(parkings: int) -> int:
+    """Return the delay in seconds of a message that was put into the lot ``parkings`` times before: 10 s, 30 s, 1 min … 2 h."""
+    return DELAY_LEVELS[min(FIRST_LEVEL - 1 + parkings, len(DELAY_LEVELS) - 1)]
 
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
     """The state of a parked message, which it contains in its properties.
 
-    ``offset``: its offset in its queue. ``attempts``: the total of failed calls. ``puts``: how often it was parked because it failed.
-    ``due``: a time in ms since 1970, or BEHIND, HELD or DROPPED. ``alone``: whether a listener without order parked it, so that newer
+    ``offset``: its offset in its queue. ``attempts``: the total of failed calls. ``parkings``: how often it was parked because it failed.
+    ``due``: a time in ms since 1970, or AT_ONCE, HELD or DROPPED. ``alone``: whether a listener without order parked it, so that newer
     messages of its key do not wait for it. ``message_id``, ``born`` and ``stored`` (µs since 1970) are those of the original message. The
     broker that parks the message fills them in.
     """
 
     offset: int
     attempts: int
-    puts: int
+    parkings: int
     due: int
     error: str = ""
     message_id: str = ""
@@ -147,7 +147,7 @@ class Ticket:
         return {
             PARKED_OFFSET: str(self.offset),
             PARKED_ATTEMPTS: str(self.attempts),
-            PARKED_PUTS: str(self.puts),
+            PARKED_COUNT: str(self.parkings),
             PARKED_DUE: str(self.due),
             PARKED_ERROR: clip(self.error, MAX_ERROR_BYTES),
             PARKED_ID: self.message_id,
@@ -162,7 +162,7 @@ class Ticket:
         return cls(
             int(properties[PARKED_OFFSET]),
             int(properties[PARKED_ATTEMPTS]),
-            int(properties[PARKED_PUTS]),
+            int(properties[PARKED_COUNT]),
             int(properties[PARKED_DUE]),
             properties.get(PARKED_ERROR, ""),
             properties.get(PARKED_ID, ""),
@@ -173,7 +173,7 @@ class Ticket:
 
 
 @dataclass(frozen=True, slots=True)
-class Put:
+class Parking:
     """A message to be parked: its ticket, and the place from which it is copied, which is an offset in Q or P(Q)."""
 
     source: MessageQueue
@@ -187,19 +187,19 @@ class Put:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class Command:
     """An operator's command for a parked key: try it now, drop its messages, or hold it.
 
     If ``key`` is None, the command is for the message at ``offset`` of the queue, which has no key or was parked alone. A command is a
     message of the lot itself, and applies to the messages before it.
     """
 
-    action: OrderAction
+    action: CommandAction
     key: str | None
     offset: int = -1
 
     def to_properties(self) -> dict[str, str]:
-        return {PARKED_ORDER: self.action, PARKED_OFFSET: str(self.offset)}
+        return {PARKED_COMMAND: self.action, PARKED_OFFSET: str(self.offset)}
 
 
 # -- errors that protect parked messages and their order ---------------------------------------------------------------------

@@ -41,10 +41,10 @@ from orderedmq.model import (
     missing_topic,
 )
 from orderedmq.ownership.lock import LOCK_LIFE
-from orderedmq.parking.lot import order_rows
+from orderedmq.parking.lot import command_rows
 from orderedmq.parking.rules import (
     AtSeek,
-    Order,
+    Command,
     delete_with_parked,
     is_parking_lot,
     leader_of,
@@ -423,12 +423,12 @@ class RocketMQAdmin:
             )
         return taken
 
-    def order_parked(self, group: str, queue: MessageQueue, orders: Sequence[Order]) -> None:
-        """See `Admin.order_parked`."""
+    def command_parked(self, group: str, queue: MessageQueue, commands: Sequence[Command]) -> None:
+        """See `Admin.command_parked`."""
         lock_rules.check_name(group)
         lot = parked_queue(group, queue)
         self._log.require(lot)
-        rows = order_rows(orders)
+        rows = command_rows(commands)
         log = self._log.reading(PullSettings(group))
         keys = log.sender.keys.take(rows.num_rows)
         extra = property_columns(rows, PARKED_PROPERTIES)

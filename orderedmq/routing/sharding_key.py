@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from orderedmq.conditions import MessageCondition, SchemaCondition
 from orderedmq.errors import MessageError, SchemaError
-from orderedmq.text import Int64s, narrow, text_of, valid
+from orderedmq.text import Int64s, narrow, repaired, text_of
 
 #: The type that Java's producer hashes: a String, an Integer (or Short or Byte), or a Long.
 KeyType: TypeAlias = Literal["text", "int", "long"]
@@ -309,7 +309,7 @@ def hashed_keys(column: pa.Array, given: GivenKeyType, where: str, first: int = 
     kind = key_type(column.type, given)
     column = narrow(column, f"the column of sharding keys of {where}")
     try:
-        texts = valid(column)[0].cast(pa.string())
+        texts = repaired(column)[0].cast(pa.string())
     except pa.ArrowInvalid as error:
         raise SchemaError(
             SchemaCondition.WRONG_TYPE,

@@ -19,13 +19,12 @@ from orderedmq.model import (
     MAX_BODY_BYTES,
     MAX_KEY_BYTES,
     MAX_PROPERTIES_BYTES,
-    PRODUCER_COLUMNS,
-    PRODUCER_SCHEMA,
     RESERVED_PROPERTIES,
     TRANSIENT_PREFIX,
     is_reserved,
 )
-from orderedmq.text import TEXTS, narrow, valid
+from orderedmq.schema import PRODUCER_COLUMNS, PRODUCER_SCHEMA
+from orderedmq.text import TEXTS, narrow, repaired
 
 _TEXT = ("tags", "keys", "sharding_key")
 #: The columns that would make RocketMQ's delayed messages.
@@ -61,7 +60,7 @@ def normalise(
         field = PRODUCER_SCHEMA.field(name)
         column = narrow(column, f"column {name!r} of the rows for {where}")
         if name in TEXTS and not pa.types.is_binary(column.type):
-            column, bad = valid(column)
+            column, bad = repaired(column)
             if len(bad) and malformed is not None:
                 malformed(bad.tolist())
         if not column.type.equals(field.type):

@@ -19,7 +19,7 @@ from orderedmq.conditions import OptionCondition, TopicCondition
 from orderedmq.errors import OptionError, TopicError
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue
 from orderedmq.pulls import pulls
-from orderedmq.text import text_of, valid
+from orderedmq.text import repaired, text_of
 from orderedmq.tools import json_field
 from orderedmq.tools.json_field import BadJson
 
@@ -261,7 +261,7 @@ def _rows(keys: pa.Array, ids: pa.Array, number: int, queue: pa.Array, sort: pa.
     return pa.record_batch(
         {
             # Replace malformed UTF-8 by U+FFFD, because the other side may store U+FFFD there.
-            "key": valid(_texts(keys))[0],
+            "key": repaired(_texts(keys))[0],
             "id": ids.cast(pa.binary()),
             "sort": pa.repeat(0, rows) if sort is None else sort,
             "number": np.arange(number, number + rows),
@@ -271,7 +271,7 @@ def _rows(keys: pa.Array, ids: pa.Array, number: int, queue: pa.Array, sort: pa.
 
 
 def _location(where: str, keys: pa.Array, ids: pa.Array, index: int) -> Location:
-    return Location(where, valid(_texts(keys))[0][index].as_py(), shown(ids.cast(pa.binary())[index].as_py()))
+    return Location(where, repaired(_texts(keys))[0][index].as_py(), shown(ids.cast(pa.binary())[index].as_py()))
 
 
 def _field(bodies: pa.Array, field: str | None, where: str, what: str, first: int) -> pa.Array:

@@ -1,7 +1,7 @@
-"""The parked messages of a group: finds its parking lots, lists their content, and gives orders (retry, hold, drop) to their owners.
+"""The parked messages of a group: finds its parking lots, lists their content, and gives commands (retry, hold, drop) to their owners.
 
 Rules: `parking.rules`. A lot is read from the group's offset in the lot to the lot's end, as the queue's owner reads it. The command
-never moves or deletes a parked message: it appends orders to the lot, which the queue's owner carries out.
+never moves or deletes a parked message: it appends commands to the lot, which the queue's owner carries out.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from orderedmq import pulls
 from orderedmq.broker import Broker, PullSettings
 from orderedmq.conditions import GroupCondition, OptionCondition, TopicCondition
 from orderedmq.errors import DataLossError, GroupError, OptionError, TopicError
-from orderedmq.model import PARKED_ORDER, MessageQueue
+from orderedmq.model import PARKED_COMMAND, MessageQueue
 from orderedmq.parking.lot import LOT_COLUMNS, Lot, lane_key
-from orderedmq.parking.rules import BEHIND, DROPPED, HELD, Order, OrderAction, Ticket, leader_of, origin, parked_queue
+from orderedmq.parking.rules import AT_ONCE, DROPPED, HELD, Command, CommandAction, Ticket, leader_of, origin, parked_queue
 
 State = Literal["waiting", "held", "dropped"]
 
@@ -95,7 +95,7 @@ class LotReader:
 class ParkedKey:
     """A key with parked messages. A message that has no key (``key`` None) or was parked alone counts as a separate key.
 
-    ``offset`` and ``ticket`` belong to its first message. ``dropped``: the number of messages that an order has dropped and the
+    ``offset`` and ``ticket`` belong to its first message. ``dropped``: the number of messages that a command has dropped and the
     owner has not removed yet. ``messages``: the number of messages that were not dropped, or of all messages if all were dropped.
     """
 
@@ -115,15 +115,15 @@ class ParkedKey:
     @property
     def due(self) -> int | None:
         """When the key is due, in ms since 1970. None: immediately, or never."""
-        return self.ticket.due if self.ticket.due > BEHIND else None
+        return self.ticket.due if self.ticket.due > AT_ONCE else None
 
     def due_in(self, now: float) -> float | None:
         """Return the seconds until the key is due, 0 if it is due, None if it never will be due. ``now``: seconds since 1970."""
         return due_in(None if self.state == "held" else self.ticket.due, now)
 
-    def order(self, action: OrderAction) -> Order:
+    def command(self, action: CommandAction) -> Command:
         by_key = self.key is not None and not self.ticket.alone
-        return Order(action, self.key if by_key else None, -1 if by_key else self.offset)
+        return Command(action, self.key if by_key else None, -1 if by_key else self.offset)
 
 
 def due_in(due: int | None, now: float) -> float | None:
@@ -146,7 +146,7 @@ def _keys(broker: Broker, group: str, queue: MessageQueue, lot: Lot) -> list[Par
     for rows in pulls.pulls(log, parked, lot.begin, lot.end, pulls.LOT_PULL, pulls.LOT_PULL_BYTES, LOT_COLUMNS):
         for place, key, properties in zip(*(rows.column(name).to_pylist() for name in LOT_COLUMNS), strict=True):
             noted = dict(properties)
-            if PARKED_ORDER in noted:
+            if PARKED_COMMAND in noted:
                 continue
             own = Ticket.from_properties(noted)
             lane = lane_key(key, own.offset, own.alone)
@@ -167,7 +167,7 @@ def _keys(broker: Broker, group: str, queue: MessageQueue, lot: Lot) -> list[Par
 def chosen(
     group: str, parked: Sequence[ParkedKey], keys: Sequence[str], offsets: Sequence[int], everything: bool
 ) -> list[ParkedKey]:
-    """Return the parked keys that an order names, without those that were dropped.
+    """Return the parked keys that a command names, without those that were dropped.
 
     ``offsets`` are the offsets of messages without a key. Raises OptionError CONFLICT or MISSING; GroupError NOT_PARKED;
     TopicError AMBIGUOUS if a key is parked from several topics, or if messages without a key are parked from this offset of
@@ -176,7 +176,7 @@ def chosen(
     if everything == bool(keys or offsets):
         raise OptionError(
             OptionCondition.CONFLICT if everything else OptionCondition.MISSING,
-            "an order needs --key or --offset, once or several times, or --all instead of both",
+            "the command needs --key or --offset, once or several times, or --all instead of both",
         )
     if everything:
         return [parked_key for parked_key in parked if parked_key.state != "dropped"]
@@ -225,13 +225,13 @@ def _one_of(names: Sequence[str]) -> str:
     return " or ".join(names[:_CHOICES]) + (" …" if names[_CHOICES:] else "")
 
 
-def give(broker: Broker, group: str, action: OrderAction, those: Sequence[ParkedKey]) -> None:
-    """Append an order for each key to the parking lot of its queue."""
-    of_queues: dict[MessageQueue, list[Order]] = {}
+def give(broker: Broker, group: str, action: CommandAction, those: Sequence[ParkedKey]) -> None:
+    """Append a command for each key to the parking lot of its queue."""
+    of_queues: dict[MessageQueue, list[Command]] = {}
     for parked_key in those:
-        of_queues.setdefault(parked_key.queue, []).append(parked_key.order(action))
-    for queue, orders in of_queues.items():
-        broker.admin.order_parked(group, queue, orders)
+        of_queues.setdefault(parked_key.queue, []).append(parked_key.command(action))
+    for queue, commands in of_queues.items():
+        broker.admin.command_parked(group, queue, commands)
 
 
 def owned(broker: Broker, group: str) -> Mapping[MessageQueue, bool]:

@@ -11,10 +11,11 @@ import pyarrow as pa
 from orderedmq.broker import Log
 from orderedmq.conditions import TopicCondition
 from orderedmq.errors import TopicError
-from orderedmq.model import PRODUCER_COLUMNS, MessageQueue, check_topic
+from orderedmq.model import MessageQueue, check_topic
 from orderedmq.routing.selector import KeyedSelectorName, keyed
 from orderedmq.routing.sharding_key import GivenKeyType, hashed_keys
 from orderedmq.rows.message_rows import select_columns
+from orderedmq.schema import PRODUCER_COLUMNS
 from orderedmq.trace_context import require, sending
 
 Rows: TypeAlias = Mapping[MessageQueue, pa.RecordBatch]

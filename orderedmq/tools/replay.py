@@ -25,10 +25,11 @@ import pyarrow as pa
 from orderedmq.broker import Broker, Log
 from orderedmq.conditions import LockCondition, OffsetCondition, OptionCondition, TopicCondition
 from orderedmq.errors import LockError, MessageError, OffsetError, OptionError, TopicError
-from orderedmq.model import PRODUCER_SCHEMA, MessageQueue, check_topic
+from orderedmq.model import MessageQueue, check_topic
 from orderedmq.ownership.lock import LockToken, Refusal
 from orderedmq.routing.selector import KeyedSelectorName, Keying, keying_of
 from orderedmq.routing.sharding_key import KeyType, is_number
+from orderedmq.schema import PRODUCER_SCHEMA
 from orderedmq.tools.dead_letters import (
     ALL,
     REPLAY_GROUP,

@@ -73,7 +73,7 @@ def make_app(broker: Broker, address: str, rules: Rules, say: Callable[[str], No
             Route("/groups/{group}/seek", repairs.plan_seek),
             Route("/groups/{group}/copy", repairs.plan_copy),
             Route("/groups/{group}/dead/replay", repairs.change(repairs.replay), methods=["POST"]),
-            Route("/groups/{group}/parked/order", repairs.change(repairs.order), methods=["POST"]),
+            Route("/groups/{group}/parked/order", repairs.change(repairs.command), methods=["POST"]),
             Route("/groups/{group}/seek", repairs.change(repairs.set_offsets), methods=["POST"]),
             Route("/groups/{group}/copy", repairs.change(repairs.copy_offsets), methods=["POST"]),
             Route(METRICS_PATH, Metrics(BrokerCollector(lambda: site.watches)).page),

@@ -22,7 +22,7 @@ from orderedmq.errors import OptionError
 from orderedmq.model import MessageQueue, check_group
 from orderedmq.options.values import parse_timestamp, shown, whole_number
 from orderedmq.ownership.offsets import offsets_to_json
-from orderedmq.parking.rules import AtSeek, OrderAction
+from orderedmq.parking.rules import AtSeek, CommandAction
 from orderedmq.routing.selector import Keying
 from orderedmq.tools import dead_letters
 from orderedmq.tools.dead_letters import MAX_REPLAYS, DeadLetter, LetterFilter
@@ -138,11 +138,11 @@ class Repairs:
 
     # -- parked keys
 
-    def order(self, group: str, form: FormFields, request: Request) -> Response:
+    def command(self, group: str, form: FormFields, request: Request) -> Response:
         """Order the owners of the chosen parked keys to retry, hold or drop them. A drop needs a second confirmation."""
         action = form.one("action")
-        if action not in get_args(OrderAction):
-            raise OptionError(OptionCondition.INVALID, f"{shown(action)} is not an order. Use retry, hold or drop")
+        if action not in get_args(CommandAction):
+            raise OptionError(OptionCondition.INVALID, f"{shown(action)} is not a command. Use retry, hold or drop")
         wanted, broker = form.all("key"), self._site.broker
         if not wanted:
             raise OptionError(OptionCondition.MISSING, "no key is chosen. Go back and choose some")
@@ -160,11 +160,11 @@ class Repairs:
                 group=group,
                 keys=[(identity(key), key) for key in those],
             )
-        # Ask for the owners first, because this may fail, and an order that was given must be reported.
+        # Ask for the owners first, because this may fail, and a command that was given must be reported.
         alive = owned(broker, group)
-        give(broker, group, cast(OrderAction, action), those)
+        give(broker, group, cast(CommandAction, action), those)
         alone = sorted({str(key.queue) for key in those if not alive.get(key.queue, False)})
-        when = "the queue's next owner carries out the order" if alone else "the owner does so in its next micro-batch"
+        when = "the queue's next owner carries out the command" if alone else "the owner does so in its next micro-batch"
         self._site.tell(f"ordered to {action} {text} of group {group}")
         return self._site.done(f"Ordered to {action} {text}: {when}.", group_url(group, "/parked"))
 

@@ -20,7 +20,7 @@ from orderedmq.cli import app
 from orderedmq.endpoint import Credentials, Endpoint
 from orderedmq.ownership.lock import LockToken
 from orderedmq.ownership.membership import Subscription
-from orderedmq.parking.rules import BEHIND, HELD, Put, Ticket, companion, parked_topic
+from orderedmq.parking.rules import AT_ONCE, HELD, Parking, Ticket, lot_token, parked_topic
 from orderedmq.rocketmq.broker import RocketMQBroker
 from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.schema import concat_batches
@@ -135,8 +135,8 @@ def park(cluster: Place, account: Credentials, group: str, topic: str = "orders"
     with owner(cluster, account, group, "listener", topic) as (broker, token):
         for _ in range(2):
             with connect(cluster, account) as task:
-                assert task.groups.park(token, [Put(token.queue, 0, Ticket(0, 1, 1, BEHIND))]) == [True]
-                lot = companion(token)
+                assert task.groups.park(token, [Parking(token.queue, 0, Ticket(0, 1, 1, AT_ONCE))]) == [True]
+                lot = lot_token(token)
                 assert list(Settled.read(task, token, lot.queue, TaskLot(0, 0, 0, 10)).view().parked_offsets) == [0]
         assert broker.log.bounds([lot.queue])[lot.queue].max_offset == 1
         assert broker.log.reading(PullSettings(group)).pull(lot.queue, 0, 10, 10, ("body",)).num_rows == 1
@@ -153,7 +153,7 @@ def send_back(cluster: Place, account: Credentials, group: str) -> None:
 def hold(cluster: Place, admin: Credentials, group: str) -> None:
     """Park a message on hold, so that it is never due."""
     with owner(cluster, admin, group, "listener") as (broker, token):
-        assert broker.groups.park(token, [Put(token.queue, 0, Ticket(0, 1, 1, HELD))]) == [True]
+        assert broker.groups.park(token, [Parking(token.queue, 0, Ticket(0, 1, 1, HELD))]) == [True]
         broker.groups.commit({token: 1})
 
 

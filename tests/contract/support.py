@@ -15,9 +15,10 @@ import pytest
 
 from orderedmq.broker import Broker
 from orderedmq.errors import OrderedMQError
-from orderedmq.model import DEAD_LETTER_PREFIX, DEFAULT_COLUMNS, PRODUCER_SCHEMA, RESERVED_PROPERTIES, MessageQueue, OffsetRange
+from orderedmq.model import DEAD_LETTER_PREFIX, RESERVED_PROPERTIES, MessageQueue, OffsetRange
 from orderedmq.ownership.lock import ClientIdentity, Instant, LockToken
 from orderedmq.ownership.membership import Subscription
+from orderedmq.schema import DEFAULT_COLUMNS, PRODUCER_SCHEMA
 from tests.waits import until
 
 SECOND = 1_000_000

@@ -7,8 +7,9 @@ import random
 import pytest
 
 from orderedmq.broker import Broker
-from orderedmq.model import MESSAGE_SCHEMA, MessageQueue, select_schema
+from orderedmq.model import MessageQueue
 from orderedmq.rows.filters import Filter
+from orderedmq.schema import MESSAGE_SCHEMA, select_schema
 from tests.contract.support import EVERYTHING, needs, queues_of, refused, rows
 
 A = Filter(tags=("a",))

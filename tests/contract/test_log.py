@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from orderedmq.broker import Broker, QueueBounds
-from orderedmq.model import DEFAULT_COLUMNS, MAX_BODY_BYTES, MESSAGE_SCHEMA, MessageQueue, select_schema
-from orderedmq.schema import concat_batches
+from orderedmq.model import MAX_BODY_BYTES, MessageQueue
+from orderedmq.schema import DEFAULT_COLUMNS, MESSAGE_SCHEMA, concat_batches, select_schema
 from orderedmq.tools.producer import Producer
 from tests.contract.support import (
     BIG,

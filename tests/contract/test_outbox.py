@@ -28,7 +28,7 @@ def atomic(broker: Broker) -> None:
 
 @pytest.fixture
 def in_segments(kind: str) -> None:
-    """Skip a test that needs staged rows in the store. If there are few, the embedded broker puts them into the receipt."""
+    """Skip a test that needs staged rows in the store. If there are few, the embedded broker parkings them into the receipt."""
     if kind == "embedded":
         pytest.skip("a few rows are stored in the receipt; the same test runs with segments")
 

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from orderedmq.broker import Broker, SinkBatch
-from orderedmq.model import MAX_NAME_LENGTH, MESSAGE_SCHEMA, MessageQueue
+from orderedmq.model import MAX_NAME_LENGTH, MessageQueue
 from orderedmq.ownership.lock import LockToken
 from orderedmq.ownership.micro_batch import SourceRun
 from orderedmq.parking.lot import LOT_COLUMNS, RESTORE_COLUMNS, Lot, restore
-from orderedmq.parking.rules import BEHIND, HELD, Order, Put, Ticket, companion, parked_queue
+from orderedmq.parking.rules import AT_ONCE, HELD, Command, Parking, Ticket, lot_token, parked_queue
+from orderedmq.schema import MESSAGE_SCHEMA
 from orderedmq.tools.parked import LotReader
 from tests.contract.support import (
     BIG,
@@ -34,9 +35,9 @@ LOTS = "%PARKED%g%orders"
 ALL = tuple(MESSAGE_SCHEMA.names)
 
 
-def put(source: MessageQueue, at: int, offset: int | None = None, **ticket: Any) -> Put:
+def put(source: MessageQueue, at: int, offset: int | None = None, **ticket: Any) -> Parking:
     """``at`` is the place to copy from. ``offset`` is the message's offset, which differs if the message is parked again."""
-    return Put(source, at, Ticket(at if offset is None else offset, **{"attempts": 1, "puts": 1, "due": 9, **ticket}))
+    return Parking(source, at, Ticket(at if offset is None else offset, **{"attempts": 1, "parkings": 1, "due": 9, **ticket}))
 
 
 def park(broker: Broker, token: LockToken, offsets: Iterable[int]) -> list[bool]:
@@ -96,14 +97,14 @@ def test_a_parked_message_is_in_all_its_columns_the_message_that_was_sent(broker
     broker.log.append({token.queue: rows([b"\0\xff", "two"], **columns)})
     sent = pull(broker, token.queue, 10, ALL).to_pylist()
     clock.pass_(5)
-    puts = [put(token.queue, 10, attempts=4, puts=2, due=77, error="why \u202e"), put(token.queue, 11)]
-    assert broker.groups.park(token, puts) == [True, True]
+    parkings = [put(token.queue, 10, attempts=4, parkings=2, due=77, error="why \u202e"), put(token.queue, 11)]
+    assert broker.groups.park(token, parkings) == [True, True]
     found = parked(broker, token.queue)
     tickets = [row.pop("ticket") for row in found]
     assert [row.pop("reconsume_times") for row in found] == [4, 1]
     assert [row.pop("reconsume_times") for row in sent] == [0, 0]
     assert users_properties(found) == users_properties(sent)
-    assert [(one.offset, one.attempts, one.puts, one.due, one.error) for one in tickets] == [
+    assert [(one.offset, one.attempts, one.parkings, one.due, one.error) for one in tickets] == [
         (10, 4, 2, 77, "why \u202e"),
         (11, 1, 1, 9, ""),
     ]
@@ -114,22 +115,22 @@ def test_a_message_that_is_parked_again_is_still_the_message_that_was_sent(broke
     park(broker, token, [3, 4])
     [before, _] = parked(broker, token.queue)
     clock.pass_(5)
-    assert broker.groups.park(token, [put(lot, 0, 3, attempts=2, puts=2, due=HELD)]) == [True]
-    broker.groups.commit({companion(token): 1})
+    assert broker.groups.park(token, [put(lot, 0, 3, attempts=2, parkings=2, due=HELD)]) == [True]
+    broker.groups.commit({lot_token(token): 1})
     [behind, again] = parked(broker, token.queue)
     assert behind["queue_offset"] == 4
     ticket, former = again.pop("ticket"), before.pop("ticket")
     assert (again.pop("reconsume_times"), before.pop("reconsume_times")) == (2, 1)
     assert again == before
-    assert (ticket.attempts, ticket.puts, ticket.due) == (2, 2, HELD)
+    assert (ticket.attempts, ticket.parkings, ticket.due) == (2, 2, HELD)
     assert (ticket.message_id, ticket.born, ticket.stored) == (former.message_id, former.born, former.stored)
 
 
 def test_messages_are_parked_in_the_order_in_which_they_are_given(broker: Broker, token: LockToken):
     lot = parked_queue("g", token.queue)
     park(broker, token, [7, 2, 5])
-    puts = [put(token.queue, 9), put(lot, 1, 2), put(token.queue, 0), put(lot, 0, 7), put(token.queue, 1)]
-    assert broker.groups.park(token, puts) == [True] * 5
+    parkings = [put(token.queue, 9), put(lot, 1, 2), put(token.queue, 0), put(lot, 0, 7), put(token.queue, 1)]
+    assert broker.groups.park(token, parkings) == [True] * 5
     assert bodies(broker, lot, 3) == ["9", "2", "0", "7", "1"]
 
 
@@ -212,7 +213,7 @@ def test_a_place_that_the_groups_offset_has_passed_is_settled(broker: Broker, to
 def test_a_place_of_a_lot_that_the_groups_offset_has_passed_is_settled_too(broker: Broker, token: LockToken):
     lot = parked_queue("g", token.queue)
     park(broker, token, [3, 4, 5])
-    broker.groups.commit({companion(token): 2})
+    broker.groups.commit({lot_token(token): 2})
     assert broker.groups.park(token, [put(lot, 0, 3), put(lot, 1, 4), put(lot, 2, 5)]) == [False, False, True]
     assert bodies(broker, lot, 2) == ["5", "5"]
     assert offsets(broker, token.queue) == [5], "of two copies of a message only one counts"
@@ -277,7 +278,7 @@ def test_a_lock_that_nobody_took_still_parks(broker: Broker, clock: FakeClock, t
 
 
 def test_a_lot_is_held_with_its_queue(broker: Broker, token: LockToken):
-    lot = companion(token)
+    lot = lot_token(token)
     assert broker.groups.check(lot)
     assert broker.groups.stale([token, lot]) == []
     broker.groups.unlock([token])
@@ -288,10 +289,10 @@ def test_a_lot_is_held_with_its_queue(broker: Broker, token: LockToken):
 @pytest.mark.holds("lot follows its queue")
 def test_a_lots_offset_moves_with_its_queues_in_one_commit(broker: Broker, token: LockToken):
     park(broker, token, [3, 4])
-    broker.groups.commit({token: 8, companion(token): 1})
-    both = [token.queue, companion(token).queue]
+    broker.groups.commit({token: 8, lot_token(token): 1})
+    both = [token.queue, lot_token(token).queue]
     assert broker.groups.offsets("g", both) == dict(zip(both, (8, 1), strict=True))
-    broker.groups.commit({token: 7, companion(token): 0})
+    broker.groups.commit({token: 7, lot_token(token): 0})
     assert broker.groups.offsets("g", both) == dict(zip(both, (8, 1), strict=True))
 
 
@@ -299,17 +300,17 @@ def test_a_lots_offset_moves_with_its_queues_in_one_commit(broker: Broker, token
 @pytest.mark.usefixtures("fenced")
 def test_a_lot_is_handed_over_with_its_queue(broker: Broker, clock: FakeClock, token: LockToken):
     park(broker, token, [3, 4, 5])
-    broker.groups.commit({token: 6, companion(token): 1})
+    broker.groups.commit({token: 6, lot_token(token): 1})
     them = hand_over(broker, clock, token)
     before = everything(broker)
-    for lost in ({companion(token): 3}, {token: 10, companion(token): 3}):
+    for lost in ({lot_token(token): 3}, {token: 10, lot_token(token): 3}):
         with refused("LOCK.LOST", token.queue, them.client_id):
             broker.groups.commit(lost)
-    assert broker.groups.stale([companion(token), companion(them)]) == [companion(token)]
-    assert not broker.groups.check(companion(token))
+    assert broker.groups.stale([lot_token(token), lot_token(them)]) == [lot_token(token)]
+    assert not broker.groups.check(lot_token(token))
     assert everything(broker) == before
-    assert broker.groups.park(them, [put(companion(them).queue, 1, 4)]) == [True]
-    broker.groups.commit({them: 7, companion(them): 2})
+    assert broker.groups.park(them, [put(lot_token(them).queue, 1, 4)]) == [True]
+    broker.groups.commit({them: 7, lot_token(them): 2})
     assert offsets(broker, token.queue) == [5, 4]
 
 
@@ -318,7 +319,7 @@ def test_a_publish_moves_the_offsets_of_queue_and_lot_or_none(broker: Broker, cl
     if not broker.capabilities.atomic_publish:
         pytest.skip("with this kind of broker, a publish does not move offsets in its transaction")
     park(broker, token, [3, 4])
-    target, lot = queues_of(broker)[1], companion(token)
+    target, lot = queues_of(broker)[1], lot_token(token)
     run = SourceRun("query", 1, "run")
     broker.outbox.register(run, token.queue, span(0, 5), token)
     broker.outbox.register(run, lot.queue, span(0, 2), lot)
@@ -342,7 +343,7 @@ def test_a_publish_moves_the_offsets_of_queue_and_lot_or_none(broker: Broker, cl
 def test_a_batch_that_is_repeated_after_its_publish_finds_its_part_of_the_lot(broker: Broker, token: LockToken):
     """The group's offset has moved, but Spark has not committed, so the same part of the lot is read again."""
     park(broker, token, range(10))
-    lot = companion(token)
+    lot = lot_token(token)
     for before, offset in ((0, 4), (4, 7), (7, 10)):
         broker.groups.commit({lot: offset})
         assert bodies(broker, lot.queue, before) == [str(number) for number in range(before, 10)]
@@ -353,29 +354,29 @@ def test_a_batch_that_is_repeated_after_its_publish_finds_its_part_of_the_lot(br
 
 def test_an_order_is_read_by_the_owner_of_the_queue(broker: Broker, token: LockToken):
     broker.log.append({token.queue: rows("abc", sharding_key=["k", "l", "k"])})
-    broker.groups.park(token, [put(token.queue, 10), put(token.queue, 11), put(token.queue, 12, due=BEHIND)])
+    broker.groups.park(token, [put(token.queue, 10), put(token.queue, 11), put(token.queue, 12, due=AT_ONCE)])
     assert lot_of(broker, token.queue).next_due() == 9
-    broker.admin.order_parked("g", token.queue, [Order("hold", "l"), Order("retry", "k")])
+    broker.admin.command_parked("g", token.queue, [Command("hold", "l"), Command("retry", "k")])
     lot = lot_of(broker, token.queue)
-    assert {key: one.due for key, one in lot.keys.items()} == {"k": BEHIND, "l": HELD}
-    assert (lot.messages, lot.ordered, lot.next_due()) == (3, True, BEHIND)
+    assert {key: one.due for key, one in lot.keys.items()} == {"k": AT_ONCE, "l": HELD}
+    assert (lot.messages, lot.commanded, lot.next_due()) == (3, True, AT_ONCE)
     assert [(row["queue_offset"], row["ticket"].due) for row in parked(broker, token.queue)] == [
-        (10, BEHIND),
+        (10, AT_ONCE),
         (11, HELD),
-        (12, BEHIND),
+        (12, AT_ONCE),
     ]
 
 
 def test_an_order_for_a_message_without_a_key_names_its_offset(broker: Broker, token: LockToken):
     park(broker, token, [3, 4])
-    broker.admin.order_parked("g", token.queue, [Order("hold", None, 4)])
+    broker.admin.command_parked("g", token.queue, [Command("hold", None, 4)])
     assert [row["ticket"].due for row in parked(broker, token.queue)] == [9, HELD]
 
 
 def test_where_nothing_was_ever_parked_an_order_is_refused(broker: Broker, token: LockToken):
     before = everything(broker)
     with refused("TOPIC.MISSING", LOTS):
-        broker.admin.order_parked("g", token.queue, [Order("retry", "k")])
+        broker.admin.command_parked("g", token.queue, [Command("retry", "k")])
     assert everything(broker) == before
 
 
@@ -399,7 +400,7 @@ def test_retention_deletes_nothing_that_is_parked(broker: Broker, clock: FakeClo
     for change in (
         lambda: broker.admin.alter_topic(LOTS, retention_seconds=10),
         lambda: broker.admin.trim(LOTS),
-        lambda: broker.admin.trim(LOTS, {companion(token).queue: 1}),
+        lambda: broker.admin.trim(LOTS, {lot_token(token).queue: 1}),
         lambda: broker.admin.add_queues(LOTS, 9),
     ):
         with refused("TOPIC.RESERVED", LOTS, "'g'"):
@@ -419,12 +420,12 @@ def test_a_deleted_topic_takes_what_all_groups_have_parked_of_it(broker: Broker,
     park(broker, kept, [0])
     reader = LotReader(broker)
     assert list(reader.look("h")[token.queue].places) == [3]
-    broker.groups.commit({token: 1, companion(token): 1})
+    broker.groups.commit({token: 1, lot_token(token): 1})
     broker.groups.unlock([token])
     broker.admin.delete_topic("orders")
     assert [topic.name for topic in broker.log.topics()] == ["%PARKED%g%more", "more"]
     assert offsets(broker, kept.queue) == [0]
-    assert broker.groups.offsets("g", [companion(token).queue]) == {}
+    assert broker.groups.offsets("g", [lot_token(token).queue]) == {}
     broker.admin.create_topic("orders", 3)
     broker.log.append({token.queue: rows(range(10))})
     [again] = locked(broker, "g", me, [token.queue])
@@ -438,9 +439,9 @@ def test_a_deleted_topic_takes_what_all_groups_have_parked_of_it(broker: Broker,
 
 def test_a_lot_that_another_group_reads_has_lots_that_go_with_it(broker: Broker, token: LockToken):
     park(broker, token, [3, 4])
-    [reader] = locked(broker, "h", broker.groups.join("other"), [companion(token).queue])
-    assert broker.groups.park(reader, [put(companion(token).queue, 1)]) == [True]
-    assert bodies(broker, companion(reader).queue) == ["4"]
+    [reader] = locked(broker, "h", broker.groups.join("other"), [lot_token(token).queue])
+    assert broker.groups.park(reader, [put(lot_token(token).queue, 1)]) == [True]
+    assert bodies(broker, lot_token(reader).queue) == ["4"]
     assert (broker.groups.check(reader), broker.groups.stale([reader, token])) == (True, [])
     broker.groups.commit({reader: 2})
     broker.admin.delete_topic("orders")
@@ -450,7 +451,7 @@ def test_a_lot_that_another_group_reads_has_lots_that_go_with_it(broker: Broker,
 @pytest.mark.holds("no silent loss of parked messages")
 def test_lots_are_not_deleted_while_their_topic_exists(broker: Broker, token: LockToken):
     park(broker, token, [3, 4])
-    broker.groups.commit({token: 5, companion(token): 2})
+    broker.groups.commit({token: 5, lot_token(token): 2})
     broker.groups.unlock([token])
     before = everything(broker)
     with refused("TOPIC.RESERVED", "'g'", LOTS):
@@ -462,7 +463,7 @@ def test_lots_are_not_deleted_while_their_topic_exists(broker: Broker, token: Lo
 def test_a_lot_is_not_written_to_from_outside(broker: Broker, token: LockToken):
     """Each row of a lot names the message's origin. A row without an origin would stop the owner."""
     park(broker, token, [3])
-    lot, before = companion(token).queue, everything(broker)
+    lot, before = lot_token(token).queue, everything(broker)
     with refused("TOPIC.RESERVED", LOTS):
         broker.log.append({lot: rows("a")})
     staging = broker.outbox.open(SinkBatch("sink", 0), 0)
@@ -496,7 +497,7 @@ def test_a_group_with_parked_messages_is_deleted_only_by_force(broker: Broker, t
 
 def test_a_group_that_has_nothing_parked_any_more_is_deleted_with_its_lots(broker: Broker, token: LockToken):
     park(broker, token, [3])
-    broker.groups.commit({token: 5, companion(token): 1})
+    broker.groups.commit({token: 5, lot_token(token): 1})
     broker.groups.unlock([token])
     broker.admin.delete_group("g")
     assert [topic.name for topic in broker.log.topics()] == ["orders"]
@@ -515,7 +516,7 @@ def test_a_seek_says_what_becomes_of_parked_messages(broker: Broker, token: Lock
     broker.admin.seek("g", {second: 0})
     broker.admin.seek("g", {token.queue: 10}, parked="keep")
     assert offsets(broker, token.queue) == [3, 4]
-    lot = companion(token).queue
+    lot = lot_token(token).queue
     assert broker.groups.offsets("g", [token.queue, lot]) == {token.queue: 10}
     broker.admin.seek("g", {token.queue: 2}, parked="drop")
     assert offsets(broker, token.queue) == []
@@ -545,7 +546,7 @@ def test_a_lots_offset_is_not_sought_by_itself(broker: Broker, token: LockToken)
     before = everything(broker)
     for choice in (None, "keep", "drop"):
         with refused("TOPIC.RESERVED", LOTS):
-            broker.admin.seek("g", {companion(token).queue: 0}, parked=choice, force=True)
+            broker.admin.seek("g", {lot_token(token).queue: 0}, parked=choice, force=True)
     assert everything(broker) == before
 
 

@@ -22,7 +22,7 @@ import pytest
 from orderedmq.broker import Broker
 from orderedmq.errors import TopicError
 from orderedmq.model import MessageQueue
-from orderedmq.parking.rules import Order
+from orderedmq.parking.rules import Command
 from tests.faults.drivers import WORKER, Driver, send
 from tests.faults.key_listener import CALLS, MOODY, POISON, at_work, judge, read_lot
 
@@ -144,9 +144,9 @@ class Storm:
         for queue in world.queues:
             lot = read_lot(world.broker, world.group, queue)
             left += lot.messages
-            if lot.messages and not lot.ordered:
+            if lot.messages and not lot.commanded:
                 try:
-                    world.broker.admin.order_parked(world.group, queue, [Order("retry", str(key)) for key in lot.keys])
+                    world.broker.admin.command_parked(world.group, queue, [Command("retry", str(key)) for key in lot.keys])
                 except TopicError:
                     assert not lot.messages
         return left

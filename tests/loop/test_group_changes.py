@@ -9,7 +9,7 @@ import pytest
 
 from orderedmq.errors import GroupError, LockError
 from orderedmq.model import MessageQueue
-from orderedmq.parking.rules import Put, Ticket, companion
+from orderedmq.parking.rules import Parking, Ticket, lot_token
 from tests.contract.support import locked
 from tests.loop.conftest import LoopRig
 from tests.micro_batches import Point
@@ -147,12 +147,12 @@ def test_a_query_that_has_parked_messages_stays_in_its_group(group: str | None, 
     client = rig.broker.groups.join("another query")
     [token] = locked(rig.broker, "g", client, QUEUES[:1])
     rig.fill("in", 2, first=10)
-    rig.broker.groups.park(token, [Put(QUEUES[0], 5, Ticket(5, 1, 1, 0))])
+    rig.broker.groups.park(token, [Parking(QUEUES[0], 5, Ticket(5, 1, 1, 0))])
     rig.broker.groups.leave(client)
     with pytest.raises(GroupError, match=r"GROUP.PARKED\] group 'g', to which .* 1 parked messages"):
         rig.start(read_as(group), None, available_now=True).process_all_available()
     [token] = locked(rig.broker, "g", rig.broker.groups.join("another query"), QUEUES[:1])
-    rig.broker.groups.commit({token: 6, companion(token): 1})
+    rig.broker.groups.commit({token: 6, lot_token(token): 1})
     rig.fill("in", 2, first=12)
     query = rig.start(read_as(group), None, available_now=True).process_all_available()
     assert query.batches[-1].ranges == {"in/embedded/0": (6, 7), "in/embedded/1": (5, 7)}

@@ -31,7 +31,7 @@ from orderedmq.errors import OrderedMQError, StoreError
 from orderedmq.model import MessageQueue
 from orderedmq.ownership.lock import Instant
 from orderedmq.ownership.membership import Subscription
-from orderedmq.parking.rules import Put, Ticket
+from orderedmq.parking.rules import Parking, Ticket
 from tests.contract.support import locked, queues_of, rows
 from tests.power.recorder import MARKS
 
@@ -140,7 +140,7 @@ class Workload:
         yield "commit", lambda: broker.groups.commit({tokens[0]: 2, tokens[1]: 1})
         yield "renew", lambda: broker.groups.renew(tokens)
         yield "letters", lambda: broker.groups.dead_letter(tokens[0], rows([self.body(10), self.body(LARGE)]), [0, 1])
-        yield "park", lambda: broker.groups.park(tokens[0], [Put(self.queue(), at, Ticket(at, 1, 1, 9)) for at in (3, 4)])
+        yield "park", lambda: broker.groups.park(tokens[0], [Parking(self.queue(), at, Ticket(at, 1, 1, 9)) for at in (3, 4)])
         for number in range(5):
             yield f"merge {number}", lambda: self.append(30_000, 20_000)
         for number in range(6):

@@ -30,7 +30,7 @@ import orderedmq
 from ordered_sink import route
 from ordered_source import ConsumeOrderlyStatus, OrderPerKey, consume_orderly, stop_at_boundary
 from orderedmq.errors import StoreError, TopicError
-from orderedmq.parking.rules import Order
+from orderedmq.parking.rules import Command
 
 KEYS, QUEUES = 40, 4
 #: Seconds that a condition may take on a busy machine.
@@ -193,7 +193,7 @@ def listener(path: str) -> dict[str, Any]:
     healed.touch()
     with orderedmq.connect(path) as broker:
         for queue in broker.log.queues("heard"):
-            broker.admin.order_parked("heard", queue, [Order("retry", "key-7")])
+            broker.admin.command_parked("heard", queue, [Command("retry", "key-7")])
         until(lambda: outcomes.count("SUCCESS") >= 400, "the parked key has come back")
     query.processAllAvailable()
     query.stop()

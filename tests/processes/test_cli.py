@@ -32,9 +32,10 @@ from orderedmq.cli.topics import parse_retention
 from orderedmq.embedded.admin import EmbeddedAdmin
 from orderedmq.embedded.log import EmbeddedLog
 from orderedmq.errors import OptionError
-from orderedmq.model import MAX_BODY_BYTES, PRODUCER_SCHEMA
+from orderedmq.model import MAX_BODY_BYTES
 from orderedmq.options.profiles import FILE_VARIABLE
 from orderedmq.ownership.lock import LockToken
+from orderedmq.schema import PRODUCER_SCHEMA
 from orderedmq.tools import readable
 from orderedmq.tools.producer import Producer
 from tests.command import COMMAND, ENVIRONMENT, Run, bodies, on_terminal

@@ -25,11 +25,12 @@ import orderedmq
 from orderedmq.broker import Broker
 from orderedmq.cli.top import _view
 from orderedmq.errors import OptionError
-from orderedmq.model import EMBEDDED_BROKER, PRODUCER_SCHEMA, MessageQueue
+from orderedmq.model import EMBEDDED_BROKER, MessageQueue
 from orderedmq.ownership.lock import ClientIdentity, LockToken
 from orderedmq.ownership.membership import Subscription
-from orderedmq.parking.rules import Put, Ticket, companion, parked_queue
+from orderedmq.parking.rules import Parking, Ticket, lot_token, parked_queue
 from orderedmq.rows.dead_letters import dead_letter_properties
+from orderedmq.schema import PRODUCER_SCHEMA
 from orderedmq.tools.dead_letters import NOTED, REPLAY_GROUP
 from orderedmq.tools.group_state import Rates
 from orderedmq.tools.seek import Target, parse_target
@@ -277,8 +278,8 @@ def parked(broker: Broker) -> MessageQueue:
     queue = broker.log.queues("a")[0]
     client = broker.groups.join("query")
     [token] = take(broker, "g", client, queue)
-    broker.groups.park(token, [Put(queue, at, Ticket(at, 1, 1, 9)) for at in (0, 2, 1)])
-    broker.groups.commit({token: 3, companion(token): 1})
+    broker.groups.park(token, [Parking(queue, at, Ticket(at, 1, 1, 9)) for at in (0, 2, 1)])
+    broker.groups.commit({token: 3, lot_token(token): 1})
     broker.groups.unlock([token])
     broker.groups.leave(client)
     return queue

@@ -26,7 +26,7 @@ from orderedmq.errors import DataLossError, StoreFullError
 from orderedmq.model import MessageQueue
 from orderedmq.ownership.lock import LockToken
 from orderedmq.ownership.micro_batch import SourceRun
-from orderedmq.parking.rules import Put, Ticket, parked_queue
+from orderedmq.parking.rules import Parking, Ticket, parked_queue
 from tests.children import PROCESSES, Child, preload
 from tests.contract.support import BIG, bodies, locked, queues_of, refused, rows, span, state
 
@@ -170,7 +170,7 @@ class Writes:
         broker.log.append({self.queue: rows(["first"])})
         self.lot = parked_queue("parking", self.queue)
         [self.parking] = locked(broker, "parking", self.client, [self.queue])
-        broker.groups.park(self.parking, [Put(self.queue, 0, Ticket(0, 1, 1, 9))])
+        broker.groups.park(self.parking, [Parking(self.queue, 0, Ticket(0, 1, 1, 9))])
 
     def append(self) -> None:
         self.broker.log.append({self.queue: rows([os.urandom(1000).hex()])})
@@ -207,7 +207,7 @@ class Writes:
     def park(self) -> None:
         """Park the message again at the end of the lot, so that the lot grows."""
         last = self.broker.log.bounds([self.lot])[self.lot].max_offset - 1
-        self.broker.groups.park(self.parking, [Put(self.lot, last, Ticket(0, 1, 1, 9, os.urandom(500).hex()))])
+        self.broker.groups.park(self.parking, [Parking(self.lot, last, Ticket(0, 1, 1, 9, os.urandom(500).hex()))])
 
 
 KINDS = ["append", "send", "publish", "lock", "commit", "create_topic", "seek", "park"]

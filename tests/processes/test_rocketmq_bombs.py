@@ -148,7 +148,7 @@ def test_rows_end_before_a_message_that_cannot_be_read_and_it_is_named_when_it_i
         "16777216 bytes. Its producer sent it like this, or the broker's commit log is damaged. Set failOnDataLoss=false to skip it with "
         "a warning"
     )
-    assert (caught.value.behind, rows(6)) == (6, [6, 7])
+    assert (caught.value.resume_at, rows(6)) == (6, [6, 7])
     with pytest.raises(DataLossError, match="message 8 of queue T/a/0 cannot be read: its body of 14 bytes is not lz4"):
         rows(8)
     assert rows(9) == [9]

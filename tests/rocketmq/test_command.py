@@ -12,9 +12,10 @@ import pytest
 from typer.testing import CliRunner
 
 from orderedmq.cli import app
-from orderedmq.model import DEAD_LETTER_PREFIX, PRODUCER_SCHEMA
+from orderedmq.model import DEAD_LETTER_PREFIX
 from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.rows.dead_letters import dead_letter_properties
+from orderedmq.schema import PRODUCER_SCHEMA
 from orderedmq.tools import dead_letters
 from tests.command import bodies
 from tests.rocketmq.group_world import World

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus, OrderPerKey, consume_orderly
 from orderedmq import pulls
 from orderedmq.parking.lot import Lot
-from orderedmq.parking.rules import Order, parked_queue
+from orderedmq.parking.rules import Command, parked_queue
 from tests.rocketmq.peers import Peers
 from tests.rocketmq.test_source import Rig, rig
 from tests.waits import until
@@ -69,7 +69,7 @@ def test_a_poisoned_key_of_a_java_producer_waits_alone_over_a_restart_and_comes_
     assert sorted(accepted) == sorted(f"k{number % 3} {number} 0" for number in range(12) if number % 3)
     assert {line.split()[1] for line in before if line.startswith("k0")} == {"0"}
     healed.touch()
-    rig.broker.admin.order_parked(rig.group, queue, [Order("retry", "k0")])
+    rig.broker.admin.command_parked(rig.group, queue, [Command("retry", "k0")])
     until(lambda: "k0 9 0" in lines(), "the key has come back", 90)
     after = [line.split()[1] for line in lines()[len(before) :]]
     assert after == ["0", "3", "6", "9"]

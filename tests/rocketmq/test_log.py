@@ -121,7 +121,7 @@ def test_a_changed_byte_on_a_brokers_disk_gives_no_row_of_another_queue_and_a_bo
         assert bodies(verifying) == right[:3]
         with pytest.raises(DataLossError, match="UNREADABLE.* message 3 ") as caught:
             bodies(verifying, 3)
-        assert caught.value.behind == 4
+        assert caught.value.resume_at == 4
         assert bodies(verifying, 4) == [b"4"]
         # By default checksums are not verified, as in Java's client.
         assert bodies(log) == [b"0", b"1", b"2", b"2", b"4"]

@@ -16,7 +16,7 @@ from orderedmq.cli import app
 from orderedmq.conditions import RocketMQCondition
 from orderedmq.errors import OptionError, RocketMQError
 from orderedmq.model import MessageQueue
-from orderedmq.parking.rules import Put, Ticket, parked_queue, parked_topic
+from orderedmq.parking.rules import Parking, Ticket, parked_queue, parked_topic
 from orderedmq.pulls import pulls
 from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.rocketmq.net.client import Client
@@ -186,8 +186,8 @@ def test_a_message_is_parked_through_a_proxy_in_a_lot_of_type_fifo(direct: Broke
     lot = parked_queue("parker-fifo", queue)
     until(lambda: lot in direct.log.queues(lot.topic), "the lot exists")
     [token] = locked(through, "parker-fifo", through.groups.join("me"), [queue])
-    puts = [Put(queue, 0, Ticket(0, 1, 1, 0)), Put(queue, 1, Ticket(1, 1, 1, 0))]
-    assert through.groups.park(token, puts) == [True, True]
+    parkings = [Parking(queue, 0, Ticket(0, 1, 1, 0)), Parking(queue, 1, Ticket(1, 1, 1, 0))]
+    assert through.groups.park(token, parkings) == [True, True]
     assert messages(direct, lot) == [(b"a", "k"), (b"b", "l")]
 
 

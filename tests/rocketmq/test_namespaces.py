@@ -18,7 +18,7 @@ from orderedmq.cli import app
 from orderedmq.model import is_retry
 from orderedmq.ownership.lock import LockToken
 from orderedmq.ownership.membership import Subscription
-from orderedmq.parking.rules import Put, Ticket, parked_topic
+from orderedmq.parking.rules import Parking, Ticket, parked_topic
 from orderedmq.pulls import pulls
 from orderedmq.rocketmq.local.servers import Cluster
 from tests.contract.support import locked, rows
@@ -120,7 +120,7 @@ def test_a_parking_lot_is_in_the_namespace_of_its_topic(inside: Broker, outside:
     [queue] = inside.log.queues("ns-parks")
     inside.log.append({queue: rows([b"a", b"b"])})
     [token] = locked(inside, "ns-p", inside.groups.join("me"), [queue])
-    assert inside.groups.park(token, [Put(queue, 1, Ticket(1, 1, 1, 0, "boom"))]) == [True]
+    assert inside.groups.park(token, [Parking(queue, 1, Ticket(1, 1, 1, 0, "boom"))]) == [True]
     lot = parked_topic("ns-p", "ns-parks")
     assert bodies(inside, lot) == ["b"]
     assert bodies(outside, f"{SPACE}%{lot}") == ["b"]

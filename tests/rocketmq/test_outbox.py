@@ -13,12 +13,13 @@ import pytest
 
 from orderedmq.broker import Published, SinkBatch
 from orderedmq.errors import GroupError, MessageError, SinkError
-from orderedmq.model import PRODUCER_SCHEMA, MessageQueue, OffsetRange
+from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.rocketmq.sink.bookmarks import Bookmarks
 from orderedmq.rocketmq.sink.message_stamp import sink_name
 from orderedmq.rocketmq.wire import admin_requests, group_requests, registers
 from orderedmq.rocketmq.wire.codes import RequestCode
+from orderedmq.schema import PRODUCER_SCHEMA
 from tests.rocketmq.outbox_world import World, numbered, rows
 from tests.rocketmq.proxy import Network
 from tests.waits import soon, until

@@ -12,7 +12,7 @@ import pytest
 
 from orderedmq.endpoint import Endpoint
 from orderedmq.model import MessageQueue
-from orderedmq.parking.rules import BEHIND, Put, Ticket, companion, parked_queue
+from orderedmq.parking.rules import AT_ONCE, Parking, Ticket, lot_token, parked_queue
 from orderedmq.rocketmq.append.broker_port import BrokerPort
 from orderedmq.rocketmq.broker import RocketMQBroker
 from orderedmq.rocketmq.local.servers import Cluster
@@ -37,7 +37,7 @@ class Lots(World):
         self.lot = parked_queue(self.group, self.queue)
 
     def park(self, *offsets: int, broker: RocketMQBroker | None = None, error: str = "why") -> list[bool]:
-        return (broker or self.broker).groups.park(self.token, puts(self.queue, offsets, error))
+        return (broker or self.broker).groups.park(self.token, parkings(self.queue, offsets, error))
 
     def parked(self) -> list[str]:
         """Return the bodies in the lot, read through a new connection that has cached nothing."""
@@ -45,8 +45,8 @@ class Lots(World):
             return [row["body"].decode() for row in read(broker, self.lot, 0, ("body",))]
 
 
-def puts(source: MessageQueue, offsets: Sequence[int], error: str = "why") -> list[Put]:
-    return [Put(source, at, Ticket(at, 1, 1, BEHIND, error)) for at in offsets]
+def parkings(source: MessageQueue, offsets: Sequence[int], error: str = "why") -> list[Parking]:
+    return [Parking(source, at, Ticket(at, 1, 1, AT_ONCE, error)) for at in offsets]
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def text_of(path: pathlib.Path) -> str:
 def test_a_broker_that_is_killed_between_two_parks_gets_each_message_once(usual: Lots) -> None:
     """The broker loses the offsets of the last seconds. The next renewal commits them again, including the lot's."""
     assert usual.park(0, 1, 2) == [True] * 3
-    lot = companion(usual.token)
+    lot = lot_token(usual.token)
     usual.broker.groups.commit({usual.token: 1, lot: 1})
     offsets = usual.cluster.broker.home / "store" / "config" / "consumerOffset.json"
     until(lambda: f"{usual.lot.topic}@{usual.group}" in text_of(offsets), "the broker has written its offsets")
@@ -121,7 +121,7 @@ def test_a_broker_that_is_killed_between_two_parks_gets_each_message_once(usual:
     assert usual.broker.groups.renew([usual.token]) == []
     assert usual.connect().groups.offsets(usual.group, [usual.queue, usual.lot]) == {usual.queue: 2, usual.lot: 2}
     assert usual.park(0, 3) == [False, True]
-    assert usual.broker.groups.park(usual.token, puts(usual.lot, [0, 2])) == [False, True]
+    assert usual.broker.groups.park(usual.token, parkings(usual.lot, [0, 2])) == [False, True]
     assert usual.parked() == ["0", "1", "2", "3", "2"]
 
 
@@ -216,7 +216,7 @@ def test_lots_are_created_at_each_broker_of_the_topic_once_it_is_reachable(two_b
         assert queue.broker_name != name
         world.send(queue, 1)
         [token] = world.lock(world.broker, world.client, [queue])
-        assert world.broker.groups.park(token, puts(queue, [0])) == [True]
+        assert world.broker.groups.park(token, parkings(queue, [0])) == [True]
         assert world.log.queues(world.lot.topic) == [parked_queue(world.group, queue) for queue in world.queues]
 
 
@@ -226,6 +226,6 @@ def test_a_lot_grows_with_its_topic(usual: Lots) -> None:
     queue = usual.log.queues(usual.topic)[3]
     usual.send(queue, 1)
     tokens = usual.lock(usual.broker, usual.client, [usual.queue, queue])
-    assert usual.broker.groups.park(tokens[1], puts(queue, [0])) == [True]
+    assert usual.broker.groups.park(tokens[1], parkings(queue, [0])) == [True]
     assert usual.log.topic(usual.lot.topic).queues == 4
     assert usual.parked() == ["0"]

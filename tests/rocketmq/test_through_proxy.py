@@ -31,7 +31,7 @@ from orderedmq.endpoint import TlsOptions
 from orderedmq.errors import RocketMQError, RocketMQUnavailableError, TopicError
 from orderedmq.model import RETRY_PREFIX, MessageQueue
 from orderedmq.ownership.membership import Subscription
-from orderedmq.parking.rules import Put, Ticket, companion, parked_queue, parked_topic
+from orderedmq.parking.rules import Parking, Ticket, lot_token, parked_queue, parked_topic
 from orderedmq.pulls import pulls
 from orderedmq.rocketmq.local.probe import ask, find_free_port
 from orderedmq.rocketmq.local.servers import BrokerServer, Cluster
@@ -211,13 +211,13 @@ def test_a_message_is_parked_through_a_proxy_where_the_parking_lot_exists(
     direct.log.append({queue: rows([b"a", b"b"], sharding_key=["k", "k"])})
     [token] = locked(through, "parker-there", through.groups.join("me"), [queue])
     for _ in range(2):
-        assert through.groups.park(token, [Put(queue, 0, Ticket(0, 1, 1, 0)), Put(queue, 1, Ticket(1, 1, 1, 0))]) == [
+        assert through.groups.park(token, [Parking(queue, 0, Ticket(0, 1, 1, 0)), Parking(queue, 1, Ticket(1, 1, 1, 0))]) == [
             True,
             True,
         ]
     lot = parked_queue("parker-there", queue)
     assert through.log.pull(lot, 0, 10, 1 << 20, ("body",)).column(0).to_pylist() == [b"a", b"b"]
-    through.groups.commit({token: 2, companion(token): 2})
+    through.groups.commit({token: 2, lot_token(token): 2})
     assert direct.groups.offsets("parker-there", [queue, lot]) == {queue: 2, lot: 2}
 
 
@@ -377,7 +377,7 @@ def test_a_message_is_not_parked_where_the_parking_lot_cannot_be_made(direct: Br
     direct.log.append({queue: rows([b"a", b"b"])})
     [token] = locked(through, "parker", through.groups.join("me"), [queue])
     with pytest.raises(RocketMQError) as error:
-        through.groups.park(token, [Put(queue, 0, Ticket(0, 1, 1, 0))])
+        through.groups.park(token, [Parking(queue, 0, Ticket(0, 1, 1, 0))])
     assert error.value.sub == RocketMQCondition.NOT_SUPPORTED
     assert parked_topic("parker", "parks") not in {topic.name for topic in direct.log.topics()}
 

@@ -10,10 +10,10 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from orderedmq.model import PRODUCER_SCHEMA
-from orderedmq.parking.rules import Put, Ticket
+from orderedmq.parking.rules import Parking, Ticket
 from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.rows.dead_letters import dead_letter_properties
+from orderedmq.schema import PRODUCER_SCHEMA
 from tests.contract.support import rows
 from tests.rocketmq.group_world import World
 from tests.ui_site import served
@@ -40,7 +40,7 @@ def test_the_page_shows_owners_and_hand_overs_and_repairs_letters_and_parked_key
     tokens = world.lock(broker, first)
     broker.groups.commit(dict.fromkeys(tokens[1:], 2))
     due = int(time.time() * 1000) + 600_000
-    assert broker.groups.park(tokens[0], [Put(world.queues[0], 1, Ticket(1, 2, 1, due, "no stock"))])
+    assert broker.groups.park(tokens[0], [Parking(world.queues[0], 1, Ticket(1, 2, 1, due, "no stock"))])
     letter_properties = dead_letter_properties(
         world.queues[0], 0, message_id="m", reconsume_times=3, error="ValueError: bad", properties={}
     )

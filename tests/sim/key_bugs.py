@@ -37,13 +37,13 @@ def parked_after_the_commit() -> Iterator[None]:
     park = Lots.park
     owed: dict[int, tuple[Any, Any]] = {}
 
-    def later(self: Lots, token: Any, puts: Any) -> list[bool]:
+    def later(self: Lots, token: Any, parkings: Any) -> list[bool]:
         self.world.require_current(token)
         before = owed.pop(id(self), None)
-        owed[id(self)] = token, puts
+        owed[id(self)] = token, parkings
         if before is not None and self.world.check(before[0]):
             park(self, *before)
-        return [True] * len(puts)
+        return [True] * len(parkings)
 
     with _instead(Lots, "park", later):
         yield
@@ -109,7 +109,7 @@ def due_too_early() -> AbstractContextManager[Any]:
 
 def identity_ignored() -> AbstractContextManager[Any]:
     """A message that was already parked from a place is parked from that place again."""
-    return _instead(Lots, "parked_before", lambda self, lot, put: False)
+    return _instead(Lots, "parked_before", lambda self, lot, parking: False)
 
 
 def newer_message_not_diverted() -> AbstractContextManager[Any]:
@@ -125,7 +125,9 @@ def dead_letter_overtaken() -> AbstractContextManager[Any]:
         out = consumed(self, batch, *arguments)
         lane = batch.lane
         if any(batch is one for one, _ in self._exhausted) and lane.waiting:
-            other = KeyLane(lane.key, waiting=lane.waiting, behind=lane.behind, diverted_from=lane.diverted_from)
+            other = KeyLane(
+                lane.key, waiting=lane.waiting, parked_offsets=lane.parked_offsets, diverted_from=lane.diverted_from
+            )
             lane.waiting = deque()
             self._ready.append(other)
         return out
@@ -135,12 +137,12 @@ def dead_letter_overtaken() -> AbstractContextManager[Any]:
 
 def settled_place_parked_again() -> AbstractContextManager[Any]:
     """A message below the group's offset can be parked, so a late repeat parks a message that is already decided."""
-    return _instead(Lots, "settled", lambda self, put: False)
+    return _instead(Lots, "settled", lambda self, parking: False)
 
 
 def dropped_by_a_seek_and_still_known() -> AbstractContextManager[Any]:
     """A message whose parked copy was dropped by a seek is not parked again from its place."""
-    return _instead(Lots, "parked_before", lambda self, lot, put: put.place in self.known.get(lot, {}))
+    return _instead(Lots, "parked_before", lambda self, lot, parking: parking.place in self.known.get(lot, {}))
 
 
 def lot_not_sought_with_its_queue() -> AbstractContextManager[Any]:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final
 from orderedmq.model import MessageQueue
 from orderedmq.ownership.lock import LockToken
 from orderedmq.parking.lot import lane_key
-from orderedmq.parking.rules import guarding, parked_queue
+from orderedmq.parking.rules import parked_queue, queue_token
 from tests.sim.lots import Lots
 from tests.sim.world import GROUP, World
 
@@ -113,7 +113,7 @@ class KeyJudge:
             self.world.fail(f"{task}: the listener gets {offsets[0]} of key {lane!r} after {best} has succeeded (K2)")
         behind = self.lots.entries.get(task.lot.queue, [])[task.lot.end :]
         for one in behind:
-            if one.order is None and one.lane == lane and one.offset <= offsets[-1]:
+            if one.command is None and one.lane == lane and one.offset <= offsets[-1]:
                 self.world.fail(f"{task}: the listener gets {offsets} of key {lane!r}, but {one.offset} is parked (K4)")
         head = task.heads.get(lane)
         if head is None:
@@ -179,7 +179,7 @@ class KeyJudge:
     def moved(self, tokens: Iterable[LockToken]) -> None:
         """Record that the group's offsets were moved under these tokens."""
         offsets = self.world.group_offsets
-        for queue in {guarding(token).queue for token in tokens}:
+        for queue in {queue_token(token).queue for token in tokens}:
             at = offsets.get(queue, 0), offsets.get(parked_queue(GROUP, queue), 0)
             task = self.runs.get((queue, *at))
             if self.at.get(queue) != at and task is not None:
@@ -245,7 +245,7 @@ class KeyJudge:
     def others(self, room: int) -> None:
         """Fail unless every message that is not parked is decided, except in queues that a full lot stops (K5)."""
         for queue, end in self.world.ends.items():
-            parked = {one.offset for one in self.lots.live(queue) if one.order is None}
+            parked = {one.offset for one in self.lots.live(queue) if one.command is None}
             if len(parked) >= room:
                 self.world.reached["queue behind a full lot"] += 1
                 continue

@@ -16,20 +16,20 @@ from orderedmq.listening.engine import (
     CheckLock,
     Consume,
     Done,
-    GiveUp,
     Message,
     Outcome,
     Park,
     Pull,
     Suspend,
     Wait,
+    WriteLetter,
 )
 from orderedmq.listening.key_engine import KeyEngine, OrderPerKey
 from orderedmq.listening.listener import ALL, Answer, ConsumeOrderlyContext, ConsumeOrderlyStatus
 from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.ownership.lock import LockToken
 from orderedmq.parking.lot import Lot
-from orderedmq.parking.rules import BEHIND, DROPPED, HELD, Put, Ticket, delay
+from orderedmq.parking.rules import AT_ONCE, DROPPED, HELD, Parking, Ticket, delay
 from tests.engine_messages import FULL, message
 from tests.sim.key_judge import KeyJudge
 from tests.sim.lots import Head, Lots
@@ -218,9 +218,9 @@ class KeyTask(Task):
         self.behind = set(behind.places)
         view = self.settled.view()
         reached["repeated after parking"] += bool(view.attempted)
-        reached["order carried out"] += planned.ordered
+        reached["order carried out"] += planned.commanded
         if self.world.trace is not None:
-            places = [(one.place, one.offset if one.ticket else one.order) for one in lots.entries.get(lot.queue, ())]
+            places = [(one.place, one.offset if one.ticket else one.command) for one in lots.entries.get(lot.queue, ())]
             self.world.note(
                 f"{self}: attempt {self.attempts}, waiting {view.parked_before}, attempted {view.attempted}, the lot {places}"
             )
@@ -280,7 +280,7 @@ class KeyTask(Task):
                     self.in_flight.append(batch)
                     if len(self.in_flight) > self.settings.concurrency:
                         self.world.fail(f"{self}: {len(self.in_flight)} calls at the same time")
-                case GiveUp(letter):
+                case WriteLetter(letter):
                     self._dead_letter(letter)
                 case Park(messages):
                     self._park(messages)
@@ -301,7 +301,7 @@ class KeyTask(Task):
             self.engine.close()
         else:
             keys = self.around.lots.key_of
-            self.engine.put(
+            self.engine.add(
                 self._unsettled(
                     [
                         Message(offset, keys(self.token.queue, offset), (self.token.queue, offset, None))
@@ -368,8 +368,8 @@ class KeyTask(Task):
         self.around.judge.given_up(self, [one._offset for one in messages if one._again])
         parked = self._call(self.around.lots.park, self.token, [self._put(one) for one in messages])
         if self.world.trace is not None:
-            puts = " ".join(f"{one._offset} from {self._put(one).place}" for one in messages)
-            self.world.note(f"{self} parks {puts}: {parked}")
+            parkings = " ".join(f"{one._offset} from {self._put(one).place}" for one in messages)
+            self.world.note(f"{self} parks {parkings}: {parked}")
         if parked is None:
             self.engine.refused(FULL, self.world.now)
             return
@@ -377,15 +377,17 @@ class KeyTask(Task):
             self._count(one, lies)
         self._note(self.engine.was_parked(parked))
 
-    def _put(self, message: Message) -> Put:
+    def _put(self, message: Message) -> Parking:
         source, at, ticket = message._rows
-        known: Ticket = ticket or Ticket(message._offset, 0, 0, BEHIND)
-        due, puts = known.due, known.puts
+        known: Ticket = ticket or Ticket(message._offset, 0, 0, AT_ONCE)
+        due, parkings = known.due, known.parkings
         if message._held:
             due = HELD
         elif message._again:
-            due, puts = self.world.milliseconds() + 1000 * delay(puts), puts + 1
-        return Put(source, at, replace(known, attempts=message._attempts, puts=puts, due=due, error=message._error or ""))
+            due, parkings = self.world.milliseconds() + 1000 * delay(parkings), parkings + 1
+        return Parking(
+            source, at, replace(known, attempts=message._attempts, parkings=parkings, due=due, error=message._error or "")
+        )
 
     def _count(self, message: Message, lies: bool) -> None:
         reached, ticket = self.world.reached, message._rows[2]

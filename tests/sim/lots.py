@@ -1,4 +1,4 @@
-"""The parking lots of the simulated broker: their content by the rules of parking.rules, and orders of operators."""
+"""The parking lots of the simulated broker: their content by the rules of parking.rules, and commands of operators."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import pyarrow as pa
 from orderedmq.model import PARKED_DUE, PARKED_FROM, PARKED_OFFSET, MessageQueue, is_parked
 from orderedmq.ownership.lock import LockToken
 from orderedmq.parking.lot import LOT_COLUMNS, lane_key
-from orderedmq.parking.rules import DROPPED, HELD, AtSeek, Order, Put, Ticket, parked_queue
+from orderedmq.parking.rules import DROPPED, HELD, AtSeek, Command, Parking, Ticket, parked_queue
 from orderedmq.schema import PROPERTIES_TYPE
 from tests.sim.world import GROUP, World
 
 
 @dataclass(slots=True)
 class Entry:
-    """The content of one place in a lot: a copy of the queue's message ``offset`` with its ticket, or an operator's order."""
+    """The content of one place in a lot: a copy of the queue's message ``offset`` with its ticket, or an operator's command."""
 
     place: int
     offset: int
     key: str | None
     ticket: Ticket | None = None
-    order: Order | None = None
+    command: Command | None = None
     #: The place that the message was copied from, as text (`Put.place`), and the number of this place in the lot (-1: in the queue).
     source: str = ""
     moved_from: int = -1
@@ -35,8 +35,8 @@ class Entry:
 
     def properties(self) -> list[tuple[str, str]]:
         """Return the properties that `Lot` reads."""
-        if self.order is not None:
-            return list(self.order.to_properties().items())
+        if self.command is not None:
+            return list(self.command.to_properties().items())
         assert self.ticket is not None
         return [(PARKED_OFFSET, str(self.offset)), (PARKED_DUE, str(self.ticket.due)), (PARKED_FROM, self.source)]
 
@@ -75,47 +75,47 @@ class Lots:
     def end(self, lot: MessageQueue) -> int:
         return len(self.entries.get(lot, ()))
 
-    def settled(self, put: Put) -> bool:
+    def settled(self, parking: Parking) -> bool:
         """Whether a message's place is below the group's offset of the queue or lot that it is parked from."""
-        return put.at < self.world.group_offsets.get(put.source, 0)
+        return parking.at < self.world.group_offsets.get(parking.source, 0)
 
-    def parked_before(self, lot: MessageQueue, put: Put) -> bool:
+    def parked_before(self, lot: MessageQueue, parking: Parking) -> bool:
         """Whether a copy of this place is in the lot. A seek may have dropped it."""
-        return self.known.get(lot, {}).get(put.place, -1) >= self.world.group_offsets.get(lot, 0)
+        return self.known.get(lot, {}).get(parking.place, -1) >= self.world.group_offsets.get(lot, 0)
 
-    def park(self, token: LockToken, puts: Sequence[Put]) -> list[bool]:
+    def park(self, token: LockToken, parkings: Sequence[Parking]) -> list[bool]:
         """Do what `Groups.park` promises."""
         self.world.require_current(token)
         self.world.accepted(token)
         lot = parked_queue(GROUP, token.queue)
         out: list[bool] = []
-        for put in puts:
-            if put.source not in (token.queue, lot):
-                self.world.fail(f"{put.source} was parked under the lock of {token.queue}")
-            if self.settled(put):
+        for parking in parkings:
+            if parking.source not in (token.queue, lot):
+                self.world.fail(f"{parking.source} was parked under the lock of {token.queue}")
+            if self.settled(parking):
                 self.world.reached["settled place refused"] += 1
                 out.append(False)
-            elif self.parked_before(lot, put):
+            elif self.parked_before(lot, parking):
                 self.world.reached["same place again"] += 1
                 out.append(True)
             else:
-                self.known.setdefault(lot, {})[put.place] = self._append(lot, self._copy(lot, put))
+                self.known.setdefault(lot, {})[parking.place] = self._append(lot, self._copy(lot, parking))
                 out.append(True)
         return out
 
-    def _copy(self, lot: MessageQueue, put: Put) -> Entry:
-        if not is_parked(put.source):
-            return Entry(0, put.at, self.key_of(put.source, put.at), put.ticket, None, put.place)
-        if not self.begins.get(lot, 0) <= put.at < self.end(lot):
-            self.world.fail(f"{lot} has no message at {put.at} any more")
-        was = self.entries[lot][put.at]
-        if was.order is not None or was.offset != put.ticket.offset:
-            self.world.fail(f"{lot} has a message other than {put.ticket.offset} at {put.at}")
-        return Entry(0, was.offset, was.key, put.ticket, None, put.place, put.at)
+    def _copy(self, lot: MessageQueue, parking: Parking) -> Entry:
+        if not is_parked(parking.source):
+            return Entry(0, parking.at, self.key_of(parking.source, parking.at), parking.ticket, None, parking.place)
+        if not self.begins.get(lot, 0) <= parking.at < self.end(lot):
+            self.world.fail(f"{lot} has no message at {parking.at} any more")
+        was = self.entries[lot][parking.at]
+        if was.command is not None or was.offset != parking.ticket.offset:
+            self.world.fail(f"{lot} has a message other than {parking.ticket.offset} at {parking.at}")
+        return Entry(0, was.offset, was.key, parking.ticket, None, parking.place, parking.at)
 
-    def order(self, queue: MessageQueue, orders: Sequence[Order]) -> None:
-        """Do what `Admin.order_parked` promises."""
-        for one in orders:
+    def command(self, queue: MessageQueue, commands: Sequence[Command]) -> None:
+        """Do what `Admin.command_parked` promises."""
+        for one in commands:
             self._append(parked_queue(GROUP, queue), Entry(0, one.offset, one.key, None, one))
 
     def _append(self, lot: MessageQueue, entry: Entry) -> int:
@@ -163,31 +163,31 @@ class Lots:
     def messages(self, queue: MessageQueue) -> list[Entry]:
         """Return the messages in the queue's lot. A copy counts only after the group's offset has passed the entry that it copies."""
         begin = self.world.group_offsets.get(parked_queue(GROUP, queue), 0)
-        return [one for one in self.live(queue) if one.order is None and one.moved_from < begin]
+        return [one for one in self.live(queue) if one.command is None and one.moved_from < begin]
 
     def lanes(self, lot: MessageQueue, begin: int, end: int) -> dict[object, Head]:
         """Return the keys that are parked from ``begin`` to ``end``.
 
-        An order applies to the messages that were in the lot when it was given, including messages that were moved since.
+        A command applies to the messages that were in the lot when it was given, including messages that were moved since.
         """
         out: dict[object, Head] = {}
-        orders: dict[object, Entry] = {}
+        commands: dict[object, Entry] = {}
         seen: set[int] = set()
         for one in self.entries.get(lot, [])[begin:end]:
             head = out.get(one.lane)
-            if one.order is not None:
-                orders[one.lane] = one
+            if one.command is not None:
+                commands[one.lane] = one
                 if head is not None:
-                    head.due = _DUE[one.order.action]
-                    if one.order.action == "drop":
+                    head.due = _DUE[one.command.action]
+                    if one.command.action == "drop":
                         head.dropped |= set(head.offsets)
                 continue
             if one.offset in seen:
                 continue
             seen.add(one.offset)
             assert one.ticket is not None
-            given = orders.get(one.lane)
-            action = given.order.action if given is not None and given.order and 0 <= one.moved_from < given.place else None
+            given = commands.get(one.lane)
+            action = given.command.action if given is not None and given.command and 0 <= one.moved_from < given.place else None
             if head is None:
                 head = out[one.lane] = Head(0)
             if head.dropped.issuperset(head.offsets):

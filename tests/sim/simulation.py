@@ -12,7 +12,7 @@ from typing import Any, Final
 from orderedmq.errors import OrderedMQError
 from orderedmq.listening.key_engine import OrderPerKey
 from orderedmq.ownership.lock import LOCK_LIFE, LockToken
-from orderedmq.parking.rules import HELD, AtSeek, Order
+from orderedmq.parking.rules import HELD, AtSeek, Command
 from tests import checker
 from tests.sim.key_judge import KeyJudge
 from tests.sim.key_task import Around, Keys, KeyTask, Listener
@@ -379,7 +379,7 @@ class Simulation:
         self.world.advance(min(left, 130.0) + self.random.choice((0.0, 0.0, 10.0, 30.0)))
 
     def _order(self) -> None:
-        """Let an operator give an order for a parked key."""
+        """Let an operator give a command for a parked key."""
         lots = self.world.lots
         assert lots is not None
         queue = self.random.choice(self.world.queues)
@@ -387,9 +387,9 @@ class Simulation:
         if not parked:
             return
         one = self.random.choice(parked)
-        order = Order(self.random.choice(("retry", "retry", "drop", "hold")), one.key, one.offset)
-        self.world.note(f"an operator orders {order} in {queue}")
-        lots.order(queue, [order])
+        command = Command(self.random.choice(("retry", "retry", "drop", "hold")), one.key, one.offset)
+        self.world.note(f"an operator gives {command} in {queue}")
+        lots.command(queue, [command])
 
     def _at_work(self, token: LockToken) -> bool:
         return any(query.at_work(token) for query in self.queries)
@@ -463,7 +463,7 @@ class Simulation:
                 break
             for queue in self.world.queues:
                 held = {one.lane: one for one in lots.live(queue) if one.ticket is not None and one.ticket.due == HELD}
-                lots.order(queue, [Order("retry", one.key, one.offset) for one in held.values()])
+                lots.command(queue, [Command("retry", one.key, one.offset) for one in held.values()])
             now = self.world.milliseconds()
             late = max((one.ticket.due - now for _, one in parked if one.ticket is not None), default=0)
             self.world.advance(max(0, late) / 1000)

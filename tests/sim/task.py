@@ -10,7 +10,7 @@ from ordered_source.listener.settled import Settled
 from ordered_source.partition_reader import CHECK_INTERVAL
 from orderedmq.conditions import LockCondition
 from orderedmq.errors import LockError
-from orderedmq.listening.engine import CheckLock, Consume, Done, GiveUp, Message, Outcome, Pull, Suspend
+from orderedmq.listening.engine import CheckLock, Consume, Done, Message, Outcome, Pull, Suspend, WriteLetter
 from orderedmq.listening.listener import Answer, ConsumeOrderlyContext, ConsumeOrderlyStatus
 from orderedmq.listening.queue_engine import OrderPerQueue, QueueEngine
 from orderedmq.model import OffsetRange
@@ -133,7 +133,7 @@ class ListenerTask(Task):
                     self.last = offsets, status in (ConsumeOrderlyStatus.SUCCESS, ConsumeOrderlyStatus.COMMIT)
                     answer = Answer(status, None, ConsumeOrderlyContext(self.token.queue, auto))
                     self.outcomes += self.engine.consumed(batch, answer, now)
-                case GiveUp(letter):
+                case WriteLetter(letter):
                     if self.last != ([letter._offset], False):
                         self.world.fail(f"{self}: {letter._offset} is given up, but the last call was {self.last} (K6)")
                     if random.random() < 0.9 or not self.moody:
@@ -157,7 +157,7 @@ class ListenerTask(Task):
             )
             self.world.reached["dead letter honoured"] += len(settled)
             self.outcomes += settled
-            self.engine.put(messages)
+            self.engine.add(messages)
             self.position = end
 
     def _answer(self, random: Random, end: int) -> tuple[ConsumeOrderlyStatus | None, bool]:

@@ -19,7 +19,7 @@ from orderedmq.model import EMBEDDED_BROKER, MessageQueue, OffsetRange, is_parke
 from orderedmq.ownership import lock as rules
 from orderedmq.ownership.lock import LOCK_LIFE, ClientIdentity, Instant, LockToken, QueueLock, Refusal
 from orderedmq.ownership.membership import Member, Subscription, present
-from orderedmq.parking.rules import AtSeek, guarding
+from orderedmq.parking.rules import AtSeek, queue_token
 
 if TYPE_CHECKING:
     from tests.sim.key_judge import KeyJudge
@@ -295,7 +295,7 @@ class World:
         return [token for token in tokens if not self.check(token)]
 
     def check(self, token: LockToken) -> bool:
-        leader = guarding(token)
+        leader = queue_token(token)
         return rules.is_held(self.locks.get(leader.queue), leader)
 
     def offsets(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int]:
@@ -312,13 +312,13 @@ class World:
             self.keys.moved(offsets)
 
     def require_current(self, token: LockToken) -> None:
-        leader = guarding(token)
+        leader = queue_token(token)
         if not rules.is_current(self.locks.get(leader.queue), leader):
             raise LockError(LockCondition.LOST, f"{token.queue} was lost by {token.client_id}")
 
     def accepted(self, token: LockToken) -> None:
         """A change under ``token`` was accepted. Fail if the queue was granted under a later epoch."""
-        highest = self.highest[guarding(token).queue]
+        highest = self.highest[queue_token(token).queue]
         if token.epoch < highest:
             self.fail(f"{token.queue}: a change was accepted under epoch {token.epoch}, although {highest} was granted before")
 
@@ -405,7 +405,7 @@ class Ledger:
             self.world.fail(f"{queue}: {query} delivers from {span.begin} on, but {at} has not come out yet")
         if span.begin < at:
             group = self.world.group_offsets.get(queue, 0)
-            if self.strict and token.epoch == self.world.highest[guarding(token).queue] and span.begin < group:
+            if self.strict and token.epoch == self.world.highest[queue_token(token).queue] and span.begin < group:
                 self.world.fail(f"{queue}: {query} delivers {span.begin} again, although the group is already at {group}")
             if self.exact:
                 self.world.fail(

@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import orderedmq
 from ordered_source import ConsumeOrderlyStatus, OrderPerKey, consume_orderly
-from orderedmq.parking.rules import Order
+from orderedmq.parking.rules import Command
 from orderedmq.tools.parked import LotReader
 
 
@@ -84,7 +84,7 @@ def by_key(spark: SparkSession, path: str, folder: str) -> dict[str, Any]:
             parked = LotReader(broker).look("k")
             said[f"parked of {run}"] = parked[queue].messages if parked else 0
             healed.touch()
-            broker.admin.order_parked("k", queue, [Order("retry", "poisoned")])
+            broker.admin.command_parked("k", queue, [Command("retry", "poisoned")])
     return said
 
 

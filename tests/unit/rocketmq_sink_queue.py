@@ -14,7 +14,7 @@ import pyarrow as pa
 from orderedmq.broker import Receipt, SinkBatch
 from orderedmq.conditions import RocketMQCondition, UnavailableCondition
 from orderedmq.errors import RocketMQError, RocketMQUnavailableError
-from orderedmq.model import MESSAGE_SCHEMA, PRODUCER_SCHEMA, MessageQueue
+from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.codec.encode import Packing, SendBody
 from orderedmq.rocketmq.codec.stored_message import parse_properties
 from orderedmq.rocketmq.sink import commit_history, commit_report
@@ -22,6 +22,7 @@ from orderedmq.rocketmq.sink.commit_history import Committed
 from orderedmq.rocketmq.sink.commit_report import Token, Verdict, judge, parse_token
 from orderedmq.rocketmq.sink.message_stamp import COLUMNS, Writer, read_stamp
 from orderedmq.rocketmq.sink.queue_writer import QueueWriter, Start, settle
+from orderedmq.schema import MESSAGE_SCHEMA, PRODUCER_SCHEMA
 
 QUEUE = MessageQueue("t", "broker-a", 0)
 SINK = "sink"

@@ -9,10 +9,11 @@ from typing import Any
 
 from orderedmq.broker import Receipt, SinkBatch
 from orderedmq.embedded.broker import EmbeddedBroker
-from orderedmq.model import EMBEDDED_BROKER, MESSAGE_SCHEMA, MessageQueue
+from orderedmq.model import EMBEDDED_BROKER, MessageQueue
 from orderedmq.ownership.lock import ClientIdentity, Instant, LockToken
 from orderedmq.ownership.membership import Subscription
-from orderedmq.parking.rules import Order, Put, Ticket, companion
+from orderedmq.parking.rules import Command, Parking, Ticket, lot_token
+from orderedmq.schema import MESSAGE_SCHEMA
 from tests.contract.support import locked, queues_of, rows
 
 GROUPS = ("g", "h")
@@ -62,10 +63,10 @@ def make(path: Path, *, small: bool = False) -> tuple[EmbeddedBroker, ClientIden
     broker.groups.commit({tokens[0]: 3, tokens[1]: 1})
     broker.groups.heartbeat("g", me, Subscription("shared", "orders", "averagely"), "room")
     broker.groups.dead_letter(tokens[0], rows(["0 1", "0 3"]), [1, 3])
-    broker.groups.park(tokens[0], [Put(first, at, Ticket(at, 1, 1, 99, "why")) for at in (4, 9, 8)])
-    broker.groups.park(tokens[0], [Put(PARKED, 0, Ticket(4, 2, 2, 199, "again"))])
-    broker.groups.commit({companion(tokens[0]): 1})
-    broker.groups.park(tokens[0], [Put(PARKED, 2, Ticket(8, 2, 2, 199, "again"))])
+    broker.groups.park(tokens[0], [Parking(first, at, Ticket(at, 1, 1, 99, "why")) for at in (4, 9, 8)])
+    broker.groups.park(tokens[0], [Parking(PARKED, 0, Ticket(4, 2, 2, 199, "again"))])
+    broker.groups.commit({lot_token(tokens[0]): 1})
+    broker.groups.park(tokens[0], [Parking(PARKED, 2, Ticket(8, 2, 2, 199, "again"))])
     broker.log.append({first: rows([b"first" * large]), second: rows([b"other" * large])})
     broker.admin.seek("h", {first: 7, second: 0})
     for number in range(3):
@@ -165,10 +166,10 @@ def park_more(broker: EmbeddedBroker, queue: MessageQueue) -> None:
     [lock] = [lock for lock in broker.admin.locks("g") if lock.queue == queue]
     token = LockToken("g", queue, lock.owner, lock.client_id, lock.epoch, lock.tenure)
     places = [(queue, 9), (PARKED, 0), (PARKED, 2), (queue, 10), (queue, 1), (PARKED, 3)]
-    answers = broker.groups.park(token, [Put(source, at, Ticket(9, 1, 1, 99)) for source, at in places])
+    answers = broker.groups.park(token, [Parking(source, at, Ticket(9, 1, 1, 99)) for source, at in places])
     assert answers == [True, False, True, True, False, True]
-    broker.groups.commit({token: 4, companion(token): 2})
-    broker.admin.order_parked("g", queue, [Order("hold", "key-0-4")])
+    broker.groups.commit({token: 4, lot_token(token): 2})
+    broker.admin.command_parked("g", queue, [Command("hold", "key-0-4")])
 
 
 def write_all(broker: EmbeddedBroker, receipts: Sequence[Receipt]) -> dict[str, Any]:

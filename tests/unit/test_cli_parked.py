@@ -21,7 +21,7 @@ from orderedmq.cli import app
 from orderedmq.model import MessageQueue
 from orderedmq.ownership.lock import ClientIdentity, LockToken
 from orderedmq.parking.lot import LOT_COLUMNS, Lot
-from orderedmq.parking.rules import BEHIND, DROPPED, HELD, Put, Ticket, companion, parked_queue
+from orderedmq.parking.rules import AT_ONCE, DROPPED, HELD, Parking, Ticket, lot_token, parked_queue
 from orderedmq.tools.parked import LotReader
 from tests.command import Run
 
@@ -36,11 +36,11 @@ class Owner(NamedTuple):
     tokens: dict[MessageQueue, LockToken]
 
     def park(self, queue: MessageQueue, *tickets: Ticket) -> None:
-        assert all(self.broker.groups.park(self.tokens[queue], [Put(queue, one.offset, one) for one in tickets]))
+        assert all(self.broker.groups.park(self.tokens[queue], [Parking(queue, one.offset, one) for one in tickets]))
 
     def done(self, queue: MessageQueue, offset: int) -> None:
         """Commit the lot's offset: its messages before ``offset`` are decided or parked again."""
-        self.broker.groups.commit({companion(self.tokens[queue]): offset})
+        self.broker.groups.commit({lot_token(self.tokens[queue]): offset})
 
     def leave(self) -> None:
         self.broker.groups.unlock(list(self.tokens.values()))
@@ -171,7 +171,7 @@ def test_each_parked_key_is_listed_with_what_its_first_message_says(
     first, second, _ = queues
     stored = broker.log.pull(first, 0, 1, 1 << 20, ("store_timestamp",)).column(0).cast(pa.int64())[0].as_py()
     due = soon(HOUR)
-    owner.park(first, Ticket(0, 3, 1, due, "ValueError: no"), Ticket(3, 0, 0, BEHIND), Ticket(2, 1, 1, HELD))
+    owner.park(first, Ticket(0, 3, 1, due, "ValueError: no"), Ticket(3, 0, 0, AT_ONCE), Ticket(2, 1, 1, HELD))
     owner.park(second, Ticket(1, 2, 1, soon(-5)))
     found = run("parked", "list", "g").rows
     assert 3500 < found[0].pop("due_in") <= 3600
@@ -203,7 +203,7 @@ def test_a_key_is_listed_with_its_oldest_message_wherever_it_lies(
 ) -> None:
     first = queues[0]
     # The successor of a dead owner parks an older message after one that the dead owner had parked.
-    owner.park(first, Ticket(3, 0, 0, BEHIND))
+    owner.park(first, Ticket(3, 0, 0, AT_ONCE))
     owner.park(first, Ticket(0, 4, 2, HELD, "KeyError: 1"))
     names = ("offset", "messages", "attempts", "error")
     assert shown(run("parked", "list", "g").rows, *names) == [(0, 2, 4, "KeyError: 1")]
@@ -227,7 +227,7 @@ def test_other_groups_have_lots_of_their_own(run: Callable[..., Ran], broker: Br
     client = broker.groups.join("other")
     [token] = broker.groups.lock("g2", client, [queue]).values()
     assert isinstance(token, LockToken)
-    broker.groups.park(token, [Put(queue, 1, Ticket(1, 1, 1, HELD))])
+    broker.groups.park(token, [Parking(queue, 1, Ticket(1, 1, 1, HELD))])
     assert shown(run("parked", "list", "g2").rows, "group", "sharding_key") == [("g2", "y")]
     assert shown(run("parked", "list", "g").rows, "group", "sharding_key") == [("g", "x")]
 
@@ -306,7 +306,7 @@ def test_a_message_is_read_once_however_often_somebody_looks(
 
     monkeypatch.setattr(log, "pull", count)
     reader = LotReader(broker)
-    owner.park(first, Ticket(0, 1, 1, HELD), Ticket(3, 0, 0, BEHIND))
+    owner.park(first, Ticket(0, 1, 1, HELD), Ticket(3, 0, 0, AT_ONCE))
     for _ in range(3):
         assert reader.look("g")[first].messages == 2
     owner.park(first, Ticket(1, 1, 1, HELD))
@@ -328,20 +328,20 @@ def test_a_topic_that_was_created_again_has_another_lot(broker: Broker, owner: O
     [token] = broker.groups.lock("g", client, [queue]).values()
     assert isinstance(token, LockToken)
     for offset in (0, 1):
-        assert broker.groups.park(token, [Put(queue, offset, Ticket(offset, 1, 1, HELD))])
+        assert broker.groups.park(token, [Parking(queue, offset, Ticket(offset, 1, 1, HELD))])
         assert list(reader.look("g")[queue].keys) == ["y", "z"][: offset + 1]
 
 
 # Orders.
 
 
-@pytest.mark.parametrize(("action", "due"), [("retry", BEHIND), ("hold", HELD), ("drop", DROPPED)])
+@pytest.mark.parametrize(("action", "due"), [("retry", AT_ONCE), ("hold", HELD), ("drop", DROPPED)])
 def test_an_order_reaches_the_owner(
     run: Callable[..., Ran], owner: Owner, queues: Sequence[MessageQueue], action: str, due: int
 ) -> None:
     first, second, _ = queues
     later = soon(HOUR)
-    owner.park(first, Ticket(0, 3, 1, later), Ticket(3, 0, 0, BEHIND), Ticket(1, 1, 1, later), Ticket(2, 1, 1, later))
+    owner.park(first, Ticket(0, 3, 1, later), Ticket(3, 0, 0, AT_ONCE), Ticket(1, 1, 1, later), Ticket(2, 1, 1, later))
     owner.park(second, Ticket(2, 1, 1, later))
     yes = ["--yes"] if action == "drop" else []
     ran = run("parked", action, "g", "--key", "x", "--offset", "2", "--topic", "a/0", *yes)
@@ -358,15 +358,15 @@ def test_all_keys_can_be_tried_now(run: Callable[..., Ran], owner: Owner, queues
     owner.park(second, Ticket(2, 1, 1, HELD))
     owner.park(other, Ticket(0, 1, 1, HELD))
     assert shown(run("parked", "retry", "g", "--all", "--topic", "a").rows, "keys", "messages") == [(3, 3)]
-    assert [owner.sees(queue) for queue in queues] == [{"x": BEHIND, "y": BEHIND}, {2: BEHIND}, {"x": HELD}]
+    assert [owner.sees(queue) for queue in queues] == [{"x": AT_ONCE, "y": AT_ONCE}, {2: AT_ONCE}, {"x": HELD}]
     assert shown(run("parked", "list", "g", "--topic", "a").rows, "state", "due_in") == [("waiting", 0)] * 3
 
 
 def test_an_order_says_who_carries_it_out(text: Run, owner: Owner, queues: Sequence[MessageQueue]) -> None:
-    owner.park(queues[0], Ticket(0, 3, 1, HELD), Ticket(3, 0, 0, BEHIND))
+    owner.park(queues[0], Ticket(0, 3, 1, HELD), Ticket(3, 0, 0, AT_ONCE))
     said = text("parked", "retry", "g", "--key", "x")
     assert said == (
-        "ordered to retry 2 parked messages of key 'x' of group g: the owner of queue a/embedded/0 carries the order out in its next "
+        "ordered to retry 2 parked messages of key 'x' of group g: the owner of queue a/embedded/0 carries the command out in its next "
         "micro-batch\n"
     )
 
@@ -376,12 +376,12 @@ def test_an_order_without_an_owner_waits_for_one(run: Callable[..., Ran], owner:
     owner.leave()
     ran = run("parked", "hold", "g", "--key", "x")
     assert [queue["owned"] for queue in ran.rows[0]["queues"]] == [False]
-    assert ran.error == "no query owns queue a/embedded/0 in group g now. The next owner carries the order out\n"
+    assert ran.error == "no query owns queue a/embedded/0 in group g now. The next owner carries the command out\n"
 
 
 def test_a_drop_is_asked_for(run: Callable[..., Ran], owner: Owner, queues: Sequence[MessageQueue]) -> None:
     first, second, _ = queues
-    owner.park(first, Ticket(0, 3, 1, HELD), Ticket(3, 0, 0, BEHIND), Ticket(2, 1, 1, HELD))
+    owner.park(first, Ticket(0, 3, 1, HELD), Ticket(3, 0, 0, AT_ONCE), Ticket(2, 1, 1, HELD))
     owner.park(second, Ticket(0, 3, 1, HELD))
     for arguments, question in (
         (["--key", "x"], "3 parked messages of 2 keys of group g from queues a/embedded/0, a/embedded/1?"),
@@ -413,7 +413,7 @@ def test_what_was_dropped_is_seen_as_such_until_the_owner_looks(
         assert "of key 'x' of group 'g' were dropped before" in said
     assert shown(run("parked", "retry", "g", "--all").rows, "keys") == [(1,)]
     # A message that was parked after the order is counted separately.
-    owner.park(first, Ticket(3, 0, 0, BEHIND))
+    owner.park(first, Ticket(3, 0, 0, AT_ONCE))
     assert shown(run("parked", "list", "g").rows, "sharding_key", "offset", "messages", "state") == [
         ("x", 3, 1, "waiting"),
         ("y", 1, 1, "waiting"),
@@ -428,7 +428,7 @@ def test_what_was_dropped_is_seen_as_such_until_the_owner_looks(
         (["--offset", "1"], 1, "no parked message without a key at offset 1"),
         (["--key", "x"], 2, "TOPIC.AMBIGUOUS.*parked from several topics. Give --topic with a or b"),
         (["--offset", "2"], 2, "TOPIC.AMBIGUOUS.*offset 2 of 2 queues. Give --topic with a/embedded/0 or a/embedded/1"),
-        ([], 2, "OPTION.MISSING.*an order needs --key or --offset, once or several times, or --all"),
+        ([], 2, "OPTION.MISSING.*the command needs --key or --offset, once or several times, or --all"),
         (["--all", "--key", "x"], 2, "OPTION.CONFLICT"),
         (["--offset", "-1"], 2, "--offset"),
         (["--key", "y", "--key", "z"], 1, "key 'z'"),
@@ -458,7 +458,7 @@ def test_a_group_shows_what_is_parked_with_its_queue(
     for command in (["group", "describe", "g"], ["top", "g"]):
         assert "parked" not in text(*command)
         assert {row["parked"] for row in run(*command).rows} == {0}
-    owner.park(first, Ticket(0, 3, 1, soon(HOUR)), Ticket(3, 0, 0, BEHIND), Ticket(1, 1, 1, HELD))
+    owner.park(first, Ticket(0, 3, 1, soon(HOUR)), Ticket(3, 0, 0, AT_ONCE), Ticket(1, 1, 1, HELD))
     owner.park(second, Ticket(1, 1, 1, HELD))
     broker.groups.commit({owner.tokens[first]: 6, owner.tokens[second]: 6})
     # The group now also has an offset for the lot.
@@ -496,7 +496,7 @@ def test_the_lots_are_topics_like_those_of_dead_letters(
 
 def test_parked_messages_on_a_terminal_of_80_columns(text: Run, owner: Owner, queues: Sequence[MessageQueue]) -> None:
     first, second, _ = queues
-    owner.park(first, Ticket(0, 12, 9, soon(HOUR), "ConnectionError: payment service is away " * 5), Ticket(3, 0, 0, BEHIND))
+    owner.park(first, Ticket(0, 12, 9, soon(HOUR), "ConnectionError: payment service is away " * 5), Ticket(3, 0, 0, AT_ONCE))
     owner.park(second, Ticket(2, 16, 12, HELD, "ValueError: no"))
     for command, rows, ends in (
         (

@@ -18,7 +18,6 @@ from orderedmq.listening.engine import (
     CheckLock,
     Consume,
     Done,
-    GiveUp,
     LotView,
     Message,
     Outcome,
@@ -26,6 +25,7 @@ from orderedmq.listening.engine import (
     Pull,
     Suspend,
     Wait,
+    WriteLetter,
 )
 from orderedmq.listening.listener import ALL, Answer, ConsumeConcurrentlyContext, ConsumeConcurrentlyStatus
 from orderedmq.model import MessageQueue
@@ -67,7 +67,7 @@ class Task:
                     more = range(at, min(coming, at + 7))
                     at = more.stop
                     if more:
-                        engine.put(Message(offset, None if offset % 3 else "a") for offset in more)
+                        engine.add(Message(offset, None if offset % 3 else "a") for offset in more)
                     else:
                         engine.close()
                 case Park(messages):
@@ -77,7 +77,7 @@ class Task:
                     else:
                         self.parked += messages
                         out += engine.was_parked([True] * len(messages))
-                case GiveUp(message):
+                case WriteLetter(message):
                     if self.refuse:
                         self.refuse -= 1
                         engine.refused(FULL, self.now)
@@ -232,9 +232,9 @@ def test_a_lost_lock_waits_for_the_calls_under_way() -> None:
 
 def test_messages_out_of_order_are_refused() -> None:
     engine = ConcurrentEngine(QUEUE, ConcurrentSettings(), 0.0)
-    engine.put([Message(4, None)])
+    engine.add([Message(4, None)])
     with pytest.raises(ValueError, match="came after"):
-        engine.put([Message(4, None)])
+        engine.add([Message(4, None)])
 
 
 @pytest.mark.holds("concurrent listener")

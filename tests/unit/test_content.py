@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orderedmq.model import PRODUCER_SCHEMA
 from orderedmq.rocketmq.sink.message_stamp import digests
 from orderedmq.routing.content_hash import content_hash64
 from orderedmq.routing.selector import HashSelector, selector
 from orderedmq.routing.sharding_key import HashedKeys
+from orderedmq.schema import PRODUCER_SCHEMA
 
 TEXT = st.sampled_from([None, "", "a", "b"])
 ROW = st.fixed_dictionaries(

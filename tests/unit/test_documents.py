@@ -24,9 +24,9 @@ from orderedmq.cli import COMMANDS, GROUPS, app, load
 from orderedmq.embedded.store import layout
 from orderedmq.errors import OrderedMQError
 from orderedmq.listening.key_engine import OrderPerKey
-from orderedmq.model import MESSAGE_SCHEMA
 from orderedmq.options.parse import OPTIONS
 from orderedmq.ownership import membership, offsets
+from orderedmq.schema import MESSAGE_SCHEMA
 from orderedmq.ui.metrics import METRICS
 from tests.snippets import snippets
 

@@ -23,7 +23,7 @@ from orderedmq.embedded.store.segments import name_of
 from orderedmq.embedded.store.transaction import Transaction
 from orderedmq.model import MessageQueue
 from orderedmq.ownership.membership import Subscription
-from orderedmq.parking.rules import Put, Ticket, parked_queue
+from orderedmq.parking.rules import Parking, Ticket, parked_queue
 from tests.contract.support import BIG, locked, queues_of, refused, rows
 
 Q0, Q1 = (MessageQueue("orders", "embedded", number) for number in range(2))
@@ -49,8 +49,8 @@ def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
         staging.add(Q1, rows("c"))
         broker.outbox.publish(SinkBatch("s", 0), [staging.receipt()])
         [other] = locked(broker, "h", me, [Q1])
-        broker.groups.park(other, [Put(Q1, 0, Ticket(0, 1, 1, 9)), Put(Q1, 1, Ticket(1, 1, 1, 9))])
-        broker.groups.park(other, [Put(P1, 0, Ticket(0, 2, 2, 9))])
+        broker.groups.park(other, [Parking(Q1, 0, Ticket(0, 1, 1, 9)), Parking(Q1, 1, Ticket(1, 1, 1, 9))])
+        broker.groups.park(other, [Parking(P1, 0, Ticket(0, 2, 2, 9))])
         yield broker
 
 

@@ -21,7 +21,7 @@ from orderedmq.embedded.store.environment import Store
 from orderedmq.embedded.store.transaction import WRITTEN, Transaction
 from orderedmq.model import MessageQueue
 from orderedmq.ownership.lock import LockToken
-from orderedmq.parking.rules import Put, Ticket, companion, parked_queue
+from orderedmq.parking.rules import Parking, Ticket, lot_token, parked_queue
 from tests.contract.support import BIG, bodies, locked, read, refused, rows
 from tests.raw_text import append_raw, pairs, strings
 
@@ -45,8 +45,8 @@ def token(broker: EmbeddedBroker) -> LockToken:
     return locked(broker, "g", broker.groups.join("me"), [QUEUE])[0]
 
 
-def puts(source: MessageQueue, offsets: range) -> list[Put]:
-    return [Put(source, offset, Ticket(offset, 1, 1, 9)) for offset in offsets]
+def parkings(source: MessageQueue, offsets: range) -> list[Parking]:
+    return [Parking(source, offset, Ticket(offset, 1, 1, 9)) for offset in offsets]
 
 
 def remembered(broker: EmbeddedBroker) -> list[tuple[str, int, int]]:
@@ -66,10 +66,10 @@ def remembered(broker: EmbeddedBroker) -> list[tuple[str, int, int]]:
 def test_messages_of_a_lot_are_deleted_up_to_where_the_groups_offset_was_before(broker: EmbeddedBroker, token: LockToken):
     broker.log.append({QUEUE: rows(range(3 * BIG))})
     for part in range(3):
-        broker.groups.park(token, puts(QUEUE, range(part * BIG, part * BIG + BIG)))
+        broker.groups.park(token, parkings(QUEUE, range(part * BIG, part * BIG + BIG)))
     begins = []
     for offset in (BIG, 2 * BIG, 3 * BIG, 3 * BIG):
-        broker.groups.commit({companion(token): offset})
+        broker.groups.commit({lot_token(token): offset})
         begins.append(broker.log.bounds([LOT])[LOT].min_offset)
     assert begins == [0, BIG, 2 * BIG, 2 * BIG]
 
@@ -77,27 +77,27 @@ def test_messages_of_a_lot_are_deleted_up_to_where_the_groups_offset_was_before(
 def test_what_lies_above_the_groups_offset_is_never_deleted_by_it(broker: EmbeddedBroker, token: LockToken):
     broker.log.append({QUEUE: rows(range(2 * BIG))})
     for part in range(2):
-        broker.groups.park(token, puts(QUEUE, range(part * BIG, part * BIG + BIG)))
+        broker.groups.park(token, parkings(QUEUE, range(part * BIG, part * BIG + BIG)))
     for offset in (BIG - 1, BIG, BIG + 1):
-        broker.groups.commit({companion(token): offset})
+        broker.groups.commit({lot_token(token): offset})
     assert broker.log.bounds([LOT])[LOT].min_offset == BIG
-    broker.groups.commit({companion(token): 2 * BIG})
+    broker.groups.commit({lot_token(token): 2 * BIG})
     assert len(bodies(broker, LOT, BIG)) == BIG
 
 
 def test_a_place_is_forgotten_when_the_groups_offset_passes_it(broker: EmbeddedBroker, token: LockToken):
     broker.log.append({QUEUE: rows(range(10))})
-    broker.groups.park(token, puts(QUEUE, range(2, 6)))
-    broker.groups.park(token, puts(LOT, range(1, 3)))
+    broker.groups.park(token, parkings(QUEUE, range(2, 6)))
+    broker.groups.park(token, parkings(LOT, range(1, 3)))
     assert remembered(broker) == [
         *[(LOT.topic, 1, 4), (LOT.topic, 2, 5)],
         *[("orders", 2, 0), ("orders", 3, 1), ("orders", 4, 2), ("orders", 5, 3)],
     ]
     broker.groups.commit({token: 4})
     assert remembered(broker) == [(LOT.topic, 1, 4), (LOT.topic, 2, 5), ("orders", 4, 2), ("orders", 5, 3)]
-    broker.groups.commit({token: 8, companion(token): 2})
+    broker.groups.commit({token: 8, lot_token(token): 2})
     assert remembered(broker) == [(LOT.topic, 2, 5)]
-    broker.groups.commit({companion(token): 6})
+    broker.groups.commit({lot_token(token): 6})
     assert remembered(broker) == []
 
 
@@ -107,7 +107,7 @@ def test_places_of_other_groups_and_queues_are_kept(broker: EmbeddedBroker, toke
     tokens = [token, locked(broker, "g", me, [other])[0], locked(broker, "h", me, [QUEUE])[0]]
     for one in tokens:
         broker.log.append({one.queue: rows(range(2))})
-        broker.groups.park(one, puts(one.queue, range(2)))
+        broker.groups.park(one, parkings(one.queue, range(2)))
     broker.groups.commit({token: 2})
     assert [(topic, offset) for topic, offset, _ in remembered(broker)] == [("orders", 0), ("orders", 1)] * 2
 
@@ -115,30 +115,30 @@ def test_places_of_other_groups_and_queues_are_kept(broker: EmbeddedBroker, toke
 def test_a_lot_that_does_not_exist_gets_no_offset(broker: EmbeddedBroker, token: LockToken):
     """A lot that is made later begins at 0. An offset of a former lot would wrongly settle messages parked in the new one."""
     broker.log.append({QUEUE: rows(range(10))})
-    broker.groups.commit({token: 1, companion(token): 5})
+    broker.groups.commit({token: 1, lot_token(token): 5})
     assert broker.groups.offsets("g", [QUEUE, LOT]) == {QUEUE: 1}
-    assert broker.groups.park(token, puts(QUEUE, range(1, 3))) == [True, True]
-    assert broker.groups.park(token, puts(LOT, range(1))) == [True]
+    assert broker.groups.park(token, parkings(QUEUE, range(1, 3))) == [True, True]
+    assert broker.groups.park(token, parkings(LOT, range(1))) == [True]
 
 
 def test_a_message_whose_group_was_deleted_is_parked_again(broker: EmbeddedBroker, token: LockToken):
     [other] = locked(broker, "h", broker.groups.join("other"), [QUEUE])
     broker.log.append({QUEUE: rows(range(5))})
     for one in (token, other):
-        broker.groups.park(one, puts(QUEUE, range(3, 4)))
+        broker.groups.park(one, parkings(QUEUE, range(3, 4)))
     broker.groups.unlock([token])
     broker.admin.delete_group("g", force=True)
     [again] = locked(broker, "g", broker.groups.join("me again"), [QUEUE])
-    assert broker.groups.park(again, puts(QUEUE, range(3, 4))) == [True]
+    assert broker.groups.park(again, parkings(QUEUE, range(3, 4))) == [True]
     assert bodies(broker, LOT) == bodies(broker, parked_queue("h", QUEUE)) == ["3"]
     assert len(remembered(broker)) == 2
 
 
 def test_parking_what_is_parked_writes_nothing(broker: EmbeddedBroker, token: LockToken):
     broker.log.append({QUEUE: rows(range(3))})
-    broker.groups.park(token, puts(QUEUE, range(3)))
+    broker.groups.park(token, parkings(QUEUE, range(3)))
     before = broker.log.change()
-    broker.groups.park(token, puts(QUEUE, range(3)))
+    broker.groups.park(token, parkings(QUEUE, range(3)))
     assert broker.log.change() == before
 
 
@@ -154,7 +154,7 @@ def test_each_chunk_is_read_once(broker: EmbeddedBroker, token: LockToken, monke
 
     monkeypatch.setattr(payloads, "load", counted)
     scattered = [BIG + 5, 1, BIG - 1, 7, BIG + 1]
-    broker.groups.park(token, [Put(QUEUE, at, Ticket(at, 1, 1, 9)) for at in scattered])
+    broker.groups.park(token, [Parking(QUEUE, at, Ticket(at, 1, 1, 9)) for at in scattered])
     assert read == [0, BIG]
     assert bodies(broker, LOT) == ["5", "1", str(BIG - 1), "7", "1"]
 
@@ -168,7 +168,7 @@ def test_texts_that_are_not_utf_8_are_parked_as_they_are_read(broker: EmbeddedBr
         sharding_key=strings([b"\xffk"]),
         properties=pairs([[(b"n\xff", b"\xffv")]]),
     )
-    assert broker.groups.park(token, puts(QUEUE, range(1))) == [True]
+    assert broker.groups.park(token, parkings(QUEUE, range(1))) == [True]
     columns = ("body", "tags", "sharding_key")
     assert read(broker, LOT, 0, columns) == read(broker, QUEUE, 0, columns)
     [[(name, value), *_]] = [row["properties"] for row in read(broker, LOT, 0, ("properties",))]
@@ -189,7 +189,7 @@ def park_and_die(path: Path, token: LockToken, database: str) -> None:
 
     Transaction.put = die  # type: ignore[assignment,method-assign]
     with EmbeddedBroker(path) as broker:
-        broker.groups.park(token, puts(QUEUE, range(5)))
+        broker.groups.park(token, parkings(QUEUE, range(5)))
 
 
 @pytest.mark.parametrize("database", ["topics", "queues", "payloads", "index", "parked"])
@@ -204,7 +204,7 @@ def test_a_process_that_is_killed_in_the_middle_has_parked_nothing(
     assert [topic.name for topic in broker.log.topics()] == ["orders"]
     assert remembered(broker) == []
     assert check(path) == []
-    assert broker.groups.park(token, puts(QUEUE, range(5))) == [True] * 5
+    assert broker.groups.park(token, parkings(QUEUE, range(5))) == [True] * 5
     assert bodies(broker, LOT) == list("01234")
 
 

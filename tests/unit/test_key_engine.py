@@ -17,7 +17,6 @@ from orderedmq.listening.engine import (
     CheckLock,
     Consume,
     Done,
-    GiveUp,
     LotView,
     Message,
     Outcome,
@@ -25,6 +24,7 @@ from orderedmq.listening.engine import (
     Pull,
     Suspend,
     Wait,
+    WriteLetter,
 )
 from orderedmq.listening.key_engine import KeyEngine, OrderPerKey
 from orderedmq.listening.listener import Answer, ConsumeOrderlyContext, ConsumeOrderlyStatus
@@ -147,7 +147,7 @@ class World:
                         assert one._offset > last, f"{one._offset} after {last}"
                         self.reached["older than what is parked"] += any(one._offset < o for o in attempted.get(key, ()))
                     in_flight.append(batch)
-                case GiveUp(letter):
+                case WriteLetter(letter):
                     # A good message never becomes a dead letter.
                     assert self.failures[letter._offset], letter._offset
                     if self.random.random() < 0.1:
@@ -173,7 +173,7 @@ class World:
                     more = [Message(offset, self.keys[offset]) for offset in range(at, min(at + 7, end))]
                     at += len(more)
                     if more:
-                        engine.put(more)
+                        engine.add(more)
                     else:
                         engine.close()
                 case Wait():
@@ -301,7 +301,7 @@ def drained(engine: KeyEngine, listener: Callable[[Batch], ConsumeOrderlyStatus 
         match engine.next(now):
             case Consume(batch):
                 out += engine.consumed(batch, answer(listener(batch)), now)
-            case GiveUp():
+            case WriteLetter():
                 out += engine.dead_lettered()
             case Park(messages):
                 out += engine.was_parked([True] * len(messages))
@@ -317,7 +317,7 @@ def drained(engine: KeyEngine, listener: Callable[[Batch], ConsumeOrderlyStatus 
 
 def engine(*keys: str | None, capacity: int = 10_000, **given: object) -> KeyEngine:
     made = KeyEngine(QUEUE, OrderPerKey(**given), 0.0, LotView(capacity))  # type: ignore[arg-type]
-    made.put(Message(offset, key) for offset, key in enumerate(keys))
+    made.add(Message(offset, key) for offset, key in enumerate(keys))
     return made
 
 
@@ -393,7 +393,7 @@ def test_of_a_batch_only_the_message_that_fails_is_given_up(names: bool, attempt
                     context.ack_index = offsets.index(4) - 1
                 error = f"the error of {offsets}" if 4 in offsets else None
                 out += made.consumed(batch, Answer(None if error else SUCCESS, error, context), now)
-            case GiveUp(letter):
+            case WriteLetter(letter):
                 given_up.append(letter)
                 out += made.dead_lettered()
             case Park(messages):
@@ -524,7 +524,7 @@ def test_what_fails_before_a_parked_message_of_its_key_is_parked_or_put_aside_as
     """An earlier attempt has parked messages 2 and 4, or a seek back kept them parked. Messages 0 and 1 were never decided."""
     settings = OrderPerKey(in_batch_attempts=1, max_reconsume_times=2)
     made = KeyEngine(QUEUE, settings, 0.0, LotView(attempted={"a": [2, 4]}))
-    made.put(message(offset, "a", attempts=attempts if offset == 0 else 0) for offset in range(6))
+    made.add(message(offset, "a", attempts=attempts if offset == 0 else 0) for offset in range(6))
     parked: list[int] = []
     out: list[Outcome] = []
     while not isinstance(action := made.next(0.0), Done):
@@ -533,7 +533,7 @@ def test_what_fails_before_a_parked_message_of_its_key_is_parked_or_put_aside_as
                 made.lock(True, 0.0)
             case Consume(batch):
                 out += made.consumed(batch, answer(SUSPEND, "it failed"), 0.0)
-            case GiveUp():
+            case WriteLetter():
                 out += made.dead_lettered()
             case Park(messages):
                 parked += [one._offset for one in messages]
@@ -556,7 +556,7 @@ def test_calls_out_of_turn_are_refused() -> None:
     with pytest.raises(RuntimeError):
         made.was_parked([True])
     with pytest.raises(ValueError, match="came after"):
-        made.put([Message(0, "a")])
+        made.add([Message(0, "a")])
 
 
 @pytest.mark.parametrize(

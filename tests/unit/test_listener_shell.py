@@ -41,7 +41,7 @@ from orderedmq.listening.queue_engine import OrderPerQueue
 from orderedmq.model import MAX_BODY_BYTES, MAX_KEY_BYTES, MessageQueue
 from orderedmq.options.source import SourceOptions
 from orderedmq.parking.lot import Lot
-from orderedmq.parking.rules import Order, companion, parked_queue
+from orderedmq.parking.rules import Command, lot_token, parked_queue
 from orderedmq.schema import MESSAGE_SCHEMA
 from orderedmq.tools import dead_letters, parked
 from orderedmq.tools.replay import Replayed, replay
@@ -83,7 +83,7 @@ class Rig:
     ) -> Iterator[pa.RecordBatch]:
         """A task's rows: those of the queue from the committed offset on, and those of the lot if it is planned."""
         end, lot_end = self.ends()
-        span = LotSpan(LOT, self.lot_position, lot_end if planned else self.lot_position, companion(self.token))
+        span = LotSpan(LOT, self.lot_position, lot_end if planned else self.lot_position, lot_token(self.token))
         where = (self.broker.identity, QUEUE, self.position, end, self.token)
         anchor = self.broker.log.topic("orders").incarnation
         part = QueuePartition(*where, anchor, streaming=True, lot=span if lot else None)
@@ -103,7 +103,7 @@ class Rig:
             offsets = {self.token: end}
             if planned:
                 self.lot_position = lot_end
-                offsets[companion(self.token)] = lot_end
+                offsets[lot_token(self.token)] = lot_end
             self.broker.groups.commit(offsets)
         return [
             (
@@ -302,7 +302,7 @@ def test_with_hold_a_key_stays_parked_until_somebody_releases_it_and_drop_drops_
     rig.run(rig.by_key(bad("a", "b"), max_reconsume_times=0, on_exhausted="hold"))
     rig.now += 1e6
     assert rig.run(rig.by_key(never), planned=True) == [(0, "PARKED", 1, None), (1, "PARKED", 0, None), (2, "PARKED", 1, None)]
-    rig.broker.admin.order_parked("g", QUEUE, [Order("retry", "b"), Order("drop", "a")])
+    rig.broker.admin.command_parked("g", QUEUE, [Command("retry", "b"), Command("drop", "a")])
     rig.send("a")
     assert rig.run(rig.by_key(bad()), planned=True) == [
         (0, "DROPPED", 1, None), (1, "DROPPED", 0, None), (2, "SUCCESS", 2, None), (3, "SUCCESS", 1, None),
@@ -904,7 +904,7 @@ def test_without_order_each_message_of_a_key_is_due_at_its_own_time(rig: Rig) ->
     pulls.read_lot(rig.broker.log, lot, LOT, 2)
     assert lot.next_due() == int((rig.now + 5) * 1000)
     rig.now += 5
-    rig.broker.admin.order_parked("g", QUEUE, [Order("retry", "a")])
+    rig.broker.admin.command_parked("g", QUEUE, [Command("retry", "a")])
     done = rig.concurrently(lambda messages, context: DONE)
     assert rig.run(done, planned=True) == [(1, "SUCCESS", 2, None), (0, "PARKED", 1, 7195)]
     # The command finds the messages by their key.

@@ -6,12 +6,12 @@ import pyarrow as pa
 import pytest
 
 from orderedmq.model import PARKED_FROM, MessageQueue
-from orderedmq.parking.lot import RESTORE_COLUMNS, Lot, order_rows, restore
-from orderedmq.parking.rules import BEHIND, DROPPED, HELD, Order, OrderAction, Ticket
+from orderedmq.parking.lot import RESTORE_COLUMNS, Lot, command_rows, restore
+from orderedmq.parking.rules import AT_ONCE, DROPPED, HELD, Command, CommandAction, Ticket
 from orderedmq.schema import PRODUCER_SCHEMA, concat_batches
 
 QUEUE = MessageQueue("orders", "embedded", 0)
-DUE = {"retry": BEHIND, "hold": HELD, "drop": DROPPED}
+DUE = {"retry": AT_ONCE, "hold": HELD, "drop": DROPPED}
 
 
 def parked(key: str, *copies: tuple[int, int, str]) -> pa.RecordBatch:
@@ -32,8 +32,8 @@ def lot_of(*parts: pa.RecordBatch, begin: int = 0) -> tuple[Lot, pa.RecordBatch]
 
 
 def test_a_message_that_lies_twice_comes_in_its_first_place_and_is_parked_again_from_its_last() -> None:
-    first = parked("a", (0, 1000, "Q:0"), (1, BEHIND, "Q:1"), (2, BEHIND, "Q:2"))
-    moved = parked("a", (0, 5000, "P:10"), (1, BEHIND, "P:11"))
+    first = parked("a", (0, 1000, "Q:0"), (1, AT_ONCE, "Q:1"), (2, AT_ONCE, "Q:2"))
+    moved = parked("a", (0, 5000, "P:10"), (1, AT_ONCE, "P:11"))
     again = parked("a", (0, 7000, "P:13"))
     lot, rows = lot_of(first, moved, again, begin=10)
     messages, tickets = restore(rows, QUEUE, lot)
@@ -43,37 +43,37 @@ def test_a_message_that_lies_twice_comes_in_its_first_place_and_is_parked_again_
 
 
 @pytest.mark.parametrize("action", ["retry", "hold", "drop"])
-def test_an_order_concerns_what_a_task_was_moving_when_it_was_given_and_nothing_newer(action: OrderAction) -> None:
+def test_an_order_concerns_what_a_task_was_moving_when_it_was_given_and_nothing_newer(action: CommandAction) -> None:
     # A batch had read the lot up to 10. Then the order was stored at 10. After that, the batch moved the key's messages to the end.
-    moved = parked("a", (0, 5000, "P:8"), (1, BEHIND, "P:9"), (2, BEHIND, "Q:2"))
-    lot, rows = lot_of(order_rows([Order(action, "a")]), moved, begin=10)
+    moved = parked("a", (0, 5000, "P:8"), (1, AT_ONCE, "P:9"), (2, AT_ONCE, "Q:2"))
+    lot, rows = lot_of(command_rows([Command(action, "a")]), moved, begin=10)
     due = [ticket.due for _, ticket in restore(rows, QUEUE, lot)[1]]
-    assert due == [DUE[action], DROPPED if action == "drop" else BEHIND, BEHIND]
+    assert due == [DUE[action], DROPPED if action == "drop" else AT_ONCE, AT_ONCE]
 
 
 def test_an_order_does_not_concern_what_was_parked_again_after_it_was_carried_out() -> None:
-    lot, rows = lot_of(parked("a", (0, 5000, "P:11")), order_rows([Order("hold", "b")]), begin=12)
+    lot, rows = lot_of(parked("a", (0, 5000, "P:11")), command_rows([Command("hold", "b")]), begin=12)
     assert [ticket.due for _, ticket in restore(rows, QUEUE, lot)[1]] == [5000]
 
 
 def test_a_hold_after_a_drop_holds_what_came_since() -> None:
     key = "a"
-    parts = (parked(key, (0, 5000, "Q:0")), order_rows([Order("drop", key)]), parked(key, (1, 6000, "Q:1")))
+    parts = (parked(key, (0, 5000, "Q:0")), command_rows([Command("drop", key)]), parked(key, (1, 6000, "Q:1")))
     lot, rows = lot_of(*parts)
     assert [ticket.due for _, ticket in restore(rows, QUEUE, lot)[1]] == [DROPPED, 6000]
     assert lot.keys[key].due == 6000
-    lot, rows = lot_of(*parts, order_rows([Order("hold", key)]))
+    lot, rows = lot_of(*parts, command_rows([Command("hold", key)]))
     assert [ticket.due for _, ticket in restore(rows, QUEUE, lot)[1]] == [DROPPED, HELD]
 
 
 def test_a_keys_messages_have_the_order_of_the_queue_wherever_they_lie() -> None:
-    lot, _ = lot_of(parked("a", (1, 5000, "Q:1"), (13, 6000, "Q:13"), (7, BEHIND, "Q:7")))
+    lot, _ = lot_of(parked("a", (1, 5000, "Q:1"), (13, 6000, "Q:13"), (7, AT_ONCE, "Q:7")))
     assert lot.keys["a"].offsets == [1, 7, 13]
     assert (lot.keys["a"].due, lot.keys["a"].begin) == (5000, 0)
 
 
 def test_the_first_of_a_key_that_is_not_dropped_is_due_when_what_was_its_first_was() -> None:
-    drop = order_rows([Order("drop", "a")])
-    lot, rows = lot_of(parked("a", (1, 5000, "Q:1")), drop, parked("a", (13, 6000, "Q:13"), (7, BEHIND, "Q:7")))
+    drop = command_rows([Command("drop", "a")])
+    lot, rows = lot_of(parked("a", (1, 5000, "Q:1")), drop, parked("a", (13, 6000, "Q:13"), (7, AT_ONCE, "Q:7")))
     assert (lot.keys["a"].due, lot.keys["a"].begin) == (6000, 3)
     assert [(one.offset, one.due) for _, one in restore(rows, QUEUE, lot)[1]] == [(1, DROPPED), (13, 6000), (7, 6000)]

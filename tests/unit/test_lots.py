@@ -14,7 +14,7 @@ from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.errors import DataLossError
 from orderedmq.model import MessageQueue
 from orderedmq.parking.lot import Lot
-from orderedmq.parking.rules import BEHIND, Ticket, parked_queue
+from orderedmq.parking.rules import AT_ONCE, Ticket, parked_queue
 from orderedmq.schema import PRODUCER_SCHEMA
 
 #: An ordinary queue that serves as the lot.
@@ -51,10 +51,10 @@ def test_a_lot_is_read_from_where_it_begins_up_to_the_end_that_is_asked_for(log:
 
 def test_a_lot_is_continued_where_it_ended_and_never_goes_back(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pulls, "LOT_PULL", 2)
-    log.append({QUEUE: parked(("a", Ticket(0, 1, 1, 1000)), ("a", Ticket(1, 0, 0, BEHIND)), (None, Ticket(2, 1, 1, 500)))})
+    log.append({QUEUE: parked(("a", Ticket(0, 1, 1, 1000)), ("a", Ticket(1, 0, 0, AT_ONCE)), (None, Ticket(2, 1, 1, 500)))})
     lot = Lot(0)
     pulls.read_lot(log, lot, QUEUE, 3)
-    log.append({QUEUE: parked(("a", Ticket(3, 0, 0, BEHIND)))})
+    log.append({QUEUE: parked(("a", Ticket(3, 0, 0, AT_ONCE)))})
     pulls.read_lot(log, lot, QUEUE, pulls.end_of_lot(log, QUEUE))
     pulls.read_lot(log, lot, QUEUE, 2)
     assert {key: one.offsets for key, one in lot.keys.items()} == {"a": [0, 1, 3], 2: [2]}

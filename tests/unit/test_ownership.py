@@ -25,7 +25,7 @@ from orderedmq.ownership.lock import UNLOCK_DELAY, ClientIdentity, Instant, Lock
 from orderedmq.ownership.offsets import Checkpoint, OffsetMap, ranges
 from orderedmq.ownership.owned_queue import Owned
 from orderedmq.ownership.owner import NO_OFFSETS, Behind, Commit, Lock, Owner, Policy
-from orderedmq.parking.rules import companion, parked_queue
+from orderedmq.parking.rules import lot_token, parked_queue
 
 Q0, Q1 = QUEUES = tuple(MessageQueue("orders", "embedded", number) for number in range(2))
 Ranges = dict[MessageQueue, OffsetRange]
@@ -89,7 +89,7 @@ def test_a_broken_tenure_leaves_the_checkpoint_for_the_groups_offset_and_says_so
 
 
 def test_after_a_reset_the_next_offset_records_the_new_tenure_also_of_a_companion():
-    owner = Owner("me", companion=companion)
+    owner = Owner("me", companion=lot_token)
     owner.locked([token(Q0, 4, 2), token(Q1, 5, 2)])
     owner.enter(logged({Q0: 8, Q1: 8}, {Q0: 2, Q1: 2}), {Q0: 8, Q1: 8}, dict.fromkeys(map(lot, QUEUES), 0))
     owner.restarted([token(Q0, 6)])

@@ -12,20 +12,20 @@ from hypothesis import strategies as st
 from orderedmq.errors import GroupError
 from orderedmq.model import MessageQueue, check_topic, is_parked, is_reserved
 from orderedmq.ownership.lock import LockToken
-from orderedmq.parking.lot import RESTORE_COLUMNS, SOURCE_COLUMNS, Lot, order_rows, restore, to_park
+from orderedmq.parking.lot import RESTORE_COLUMNS, SOURCE_COLUMNS, Lot, command_rows, restore, to_park
 from orderedmq.parking.rules import (
-    BEHIND,
+    AT_ONCE,
     DROPPED,
     HELD,
-    Order,
-    Put,
+    Command,
+    Parking,
     Ticket,
-    companion,
     delay,
-    guarding,
     leader_of,
+    lot_token,
     parked_queue,
     parked_topic,
+    queue_token,
 )
 from orderedmq.schema import MESSAGE_SCHEMA, concat_batches
 
@@ -45,8 +45,8 @@ def test_a_parked_queue_is_beside_its_queue_in_a_topic_of_group_and_topic() -> N
 
 def test_a_lot_is_guarded_by_the_lock_of_its_queue() -> None:
     token = LockToken("billing", QUEUE, "owner", "client", 7, 5)
-    assert companion(token) == LockToken("billing", LOT, "owner", "client", 7, 5)
-    assert guarding(companion(token)) == guarding(token) == token
+    assert lot_token(token) == LockToken("billing", LOT, "owner", "client", 7, 5)
+    assert queue_token(lot_token(token)) == queue_token(token) == token
 
 
 def test_a_name_that_no_topic_may_have_is_refused_with_what_to_do() -> None:
@@ -57,7 +57,7 @@ def test_a_name_that_no_topic_may_have_is_refused_with_what_to_do() -> None:
 
 @pytest.mark.holds("waits of a key")
 def test_retries_come_at_the_delay_levels_of_rocketmqs_concurrent_consumer() -> None:
-    assert [delay(puts) for puts in range(4)] == [10, 30, 60, 120]
+    assert [delay(parkings) for parkings in range(4)] == [10, 30, 60, 120]
     assert delay(15) == delay(1000) == 7200
     # The numbers in the guide: 17 calls, with three or one in each micro-batch.
     assert (sum(map(delay, range(5))) / 60, round(sum(map(delay, range(16))) / 3600)) == (400 / 60, 5)
@@ -65,7 +65,7 @@ def test_retries_come_at_the_delay_levels_of_rocketmqs_concurrent_consumer() -> 
 
 @pytest.mark.parametrize(
     ("due", "now", "expected"),
-    [(1000, 999, False), (1000, 1000, True), (BEHIND, 0, True), (HELD, 2**62, False), (DROPPED, 0, True)],
+    [(1000, 999, False), (1000, 1000, True), (AT_ONCE, 0, True), (HELD, 2**62, False), (DROPPED, 0, True)],
 )
 def test_a_key_is_due_at_its_time_and_not_before(due: int, now: int, expected: bool) -> None:
     assert Ticket(7, 1, 1, due).is_due(now) is expected
@@ -119,23 +119,23 @@ def lying(*parts: pa.RecordBatch, begin: int = 0) -> pa.RecordBatch:
     return rows.add_column(0, "queue_offset", pa.array(range(begin, begin + rows.num_rows), pa.int64()))
 
 
-def put(*tickets: Ticket, source: MessageQueue = QUEUE) -> list[Put]:
-    return [Put(source, one.offset, one) for one in tickets]
+def put(*tickets: Ticket, source: MessageQueue = QUEUE) -> list[Parking]:
+    return [Parking(source, one.offset, one) for one in tickets]
 
 
 def test_a_message_comes_back_as_it_was_sent_however_often_it_was_parked() -> None:
-    parked = to_park(sent("a", None), put(Ticket(0, 2, 1, 1000, "no"), Ticket(1, 0, 0, BEHIND)))
+    parked = to_park(sent("a", None), put(Ticket(0, 2, 1, 1000, "no"), Ticket(1, 0, 0, AT_ONCE)))
     again = lying(parked, begin=40)
     columns = {"message_id": ["other"] * 2, "born_timestamp": [None] * 2, "store_timestamp": [None] * 2}
     for name, values in columns.items():
         again = again.append_column(name, pa.array(values, MESSAGE_SCHEMA.field(name).type))
-    moved = to_park(again, [Put(LOT, 40, Ticket(0, 3, 2, 2000)), Put(LOT, 41, Ticket(1, 0, 0, BEHIND))])
+    moved = to_park(again, [Parking(LOT, 40, Ticket(0, 3, 2, 2000)), Parking(LOT, 41, Ticket(1, 0, 0, AT_ONCE))])
     lot = Lot(90)
     lot.add(lying(moved, begin=90))
     rows, tickets = restore(lying(moved, begin=90), QUEUE, lot)
-    assert [(place, one.offset, one.attempts, one.puts, one.due) for place, one in tickets] == [
+    assert [(place, one.offset, one.attempts, one.parkings, one.due) for place, one in tickets] == [
         (90, 0, 3, 2, 2000),
-        (91, 1, 0, 0, BEHIND),
+        (91, 1, 0, 0, AT_ONCE),
     ]
     assert rows.schema == MESSAGE_SCHEMA
     assert rows.to_pylist() == [
@@ -158,7 +158,7 @@ def test_a_message_comes_back_as_it_was_sent_however_often_it_was_parked() -> No
 
 
 def test_a_lot_knows_its_keys_and_when_the_first_is_due() -> None:
-    tickets = Ticket(0, 2, 1, 5000), Ticket(1, 2, 1, 3000), Ticket(2, 0, 0, BEHIND), Ticket(3, 9, 3, HELD)
+    tickets = Ticket(0, 2, 1, 5000), Ticket(1, 2, 1, 3000), Ticket(2, 0, 0, AT_ONCE), Ticket(3, 9, 3, HELD)
     lot = Lot(10)
     assert (lot.next_due(), lot.messages, lot.max_offset) == (None, 0, -1)
     lot.add(lying(to_park(sent("a", "b", "a", None), put(*tickets)), begin=10))
@@ -173,7 +173,7 @@ def test_a_lot_knows_its_keys_and_when_the_first_is_due() -> None:
 def test_a_lot_sums_up_the_first_message_of_each_key() -> None:
     lot = Lot(0)
     assert (lot.retries, lot.oldest) == (0, None)
-    tickets = Ticket(0, 2, 1, 5000), Ticket(1, 3, 1, 3000), Ticket(2, 7, 2, BEHIND), Ticket(3, 9, 3, HELD)
+    tickets = Ticket(0, 2, 1, 5000), Ticket(1, 3, 1, 3000), Ticket(2, 7, 2, AT_ONCE), Ticket(3, 9, 3, HELD)
     rows = lying(to_park(sent("a", "b", "a", None), put(*tickets)))
     # Two pulls, with newer keys first: the second pull has an older message of a known key, and two new keys.
     lot.add(rows.slice(1, 1))
@@ -182,12 +182,12 @@ def test_a_lot_sums_up_the_first_message_of_each_key() -> None:
     lot.add(rows.take(pa.array([0, 2, 3])))
     assert (lot.retries, lot.oldest) == (3 + 2 + 9, stored)
     # Orders and second copies are not counted as messages.
-    lot.add(lying(order_rows([Order("retry", "a"), Order("drop", "gone")]), to_park(sent("a"), put(tickets[0])), begin=4))
+    lot.add(lying(command_rows([Command("retry", "a"), Command("drop", "gone")]), to_park(sent("a"), put(tickets[0])), begin=4))
     assert (lot.retries, lot.oldest) == (14, stored)
 
 
 def test_of_two_copies_the_first_counts() -> None:
-    parked = to_park(sent("a", "a"), put(Ticket(0, 1, 1, 5000), Ticket(1, 0, 0, BEHIND)))
+    parked = to_park(sent("a", "a"), put(Ticket(0, 1, 1, 5000), Ticket(1, 0, 0, AT_ONCE)))
     rows = lying(parked, parked.slice(0, 1))
     lot = Lot(0)
     lot.add(rows)
@@ -197,15 +197,15 @@ def test_of_two_copies_the_first_counts() -> None:
 
 @pytest.mark.parametrize(
     ("action", "due", "now_due"),
-    [("retry", [BEHIND, BEHIND], BEHIND), ("hold", [HELD, BEHIND], HELD), ("drop", [DROPPED, DROPPED], BEHIND)],
+    [("retry", [AT_ONCE, AT_ONCE], AT_ONCE), ("hold", [HELD, AT_ONCE], HELD), ("drop", [DROPPED, DROPPED], AT_ONCE)],
 )
 def test_an_order_concerns_what_lies_before_it_and_is_carried_out_at_once(action: str, due: list[int], now_due: int) -> None:
-    parked = to_park(sent("a", "b", "a"), put(Ticket(0, 1, 1, 5000), Ticket(1, 1, 1, 5000), Ticket(2, 0, 0, BEHIND)))
-    later = to_park(sent("a"), put(Ticket(7, 0, 0, BEHIND)))
-    rows = lying(parked, order_rows([Order(action, "a"), Order("retry", "gone")]), later)  # type: ignore[arg-type]
+    parked = to_park(sent("a", "b", "a"), put(Ticket(0, 1, 1, 5000), Ticket(1, 1, 1, 5000), Ticket(2, 0, 0, AT_ONCE)))
+    later = to_park(sent("a"), put(Ticket(7, 0, 0, AT_ONCE)))
+    rows = lying(parked, command_rows([Command(action, "a"), Command("retry", "gone")]), later)  # type: ignore[arg-type]
     lot = Lot(0)
     lot.add(rows)
-    assert lot.next_due() == BEHIND
+    assert lot.next_due() == AT_ONCE
     assert lot.keys["a"].due == now_due
     tickets = {one.offset: one.due for _, one in restore(rows, QUEUE, lot)[1]}
-    assert tickets == {0: due[0], 1: 5000, 2: due[1], 7: BEHIND}
+    assert tickets == {0: due[0], 1: 5000, 2: due[1], 7: AT_ONCE}

@@ -29,7 +29,7 @@ from orderedmq.errors import DataLossError, GroupError, OptionError, TopicError
 from orderedmq.model import MessageQueue
 from orderedmq.options.parse import parse
 from orderedmq.options.source import SourceOptions
-from orderedmq.parking.rules import BEHIND, HELD, Order, Put, Ticket, parked_queue
+from orderedmq.parking.rules import AT_ONCE, HELD, Command, Parking, Ticket, parked_queue
 from tests.micro_batches import Checkpoint, MicroBatches
 from tests.stopped_readers import stopped
 from tests.waits import until
@@ -106,12 +106,12 @@ class Run:
     def park(self, *tickets: Ticket) -> None:
         token = self.parts[0].token
         assert token is not None
-        assert all(self.broker.groups.park(token, [Put(QUEUE, one.offset, one) for one in tickets]))
+        assert all(self.broker.groups.park(token, [Parking(QUEUE, one.offset, one) for one in tickets]))
 
 
 def ticket(offset: int, due: int | None = None) -> Ticket:
     """The ticket of a message that is due in ``due`` ms; None: it waits for an older message of its key."""
-    return Ticket(offset, 1, 1, BEHIND if due is None else int(time.time() * 1000) + due, "no")
+    return Ticket(offset, 1, 1, AT_ONCE if due is None else int(time.time() * 1000) + due, "no")
 
 
 def test_a_lot_is_read_when_its_first_key_is_due_and_then_whole(broker: Broker, clock: SimpleNamespace) -> None:
@@ -194,7 +194,7 @@ def test_a_key_that_is_held_is_never_due_until_an_operator_says_so(broker: Broke
         run.park(Ticket(0, 9, 9, HELD))
         clock.passed = 1e9
         assert run.batch() is None
-        broker.admin.order_parked("g", QUEUE, [Order("retry", "a")])
+        broker.admin.command_parked("g", QUEUE, [Command("retry", "a")])
         assert run.batch() == ((1, 1), (0, 2))
 
 
@@ -393,11 +393,11 @@ def test_the_progress_of_a_query_with_a_parking_lot_says_what_is_parked(broker: 
         run.batch()
         nothing = {"messages": 0, "keys": 0, "oldest": None, "retries": 0}
         assert run.reader.reportLatestOffset() == {"next": {"in": {"embedded": {"0": 3}}}, "parked": nothing}
-        run.park(Ticket(0, 3, 1, HELD), Ticket(2, 0, 0, BEHIND), Ticket(1, 2, 1, HELD))
+        run.park(Ticket(0, 3, 1, HELD), Ticket(2, 0, 0, AT_ONCE), Ticket(1, 2, 1, HELD))
         assert run.batch() is None
         parked = {"messages": 3, "keys": 2, "oldest": stored // 1000, "retries": 5}
         assert run.reader.reportLatestOffset() == {"next": {"in": {"embedded": {"0": 3}}}, "parked": parked}
-        broker.admin.order_parked("g", QUEUE, [Order("retry", "a"), Order("retry", "b")])
+        broker.admin.command_parked("g", QUEUE, [Command("retry", "a"), Command("retry", "b")])
         assert run.batch() == ((3, 3), (0, 5))
         assert run.batch() is None
         assert run.reader.reportLatestOffset() == {"next": {"in": {"embedded": {"0": 3}}}, "parked": nothing}

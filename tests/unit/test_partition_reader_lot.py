@@ -24,8 +24,8 @@ from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.options.source import SourceOptions
 from orderedmq.ownership.lock import LockToken
 from orderedmq.ownership.micro_batch import SourceRun
-from orderedmq.parking.lot import SOURCE_COLUMNS, order_rows, to_park
-from orderedmq.parking.rules import BEHIND, Order, Put, Ticket, parked_queue
+from orderedmq.parking.lot import SOURCE_COLUMNS, command_rows, to_park
+from orderedmq.parking.rules import AT_ONCE, Command, Parking, Ticket, parked_queue
 from orderedmq.schema import MESSAGE_SCHEMA
 from tests.contract.support import locked, rows
 
@@ -37,9 +37,9 @@ OWN = {"lock_token": pa.string(), "ticket": TICKET_TYPE}
 
 
 class Rig:
-    """Six messages in QUEUE with alternating keys a and b. The first two, followed by any ``orders``, are in LOT from offset 1 on."""
+    """Six messages in QUEUE with alternating keys a and b. The first two, followed by any ``commands``, are in LOT from offset 1 on."""
 
-    def __init__(self, path: Path, *orders: Order) -> None:
+    def __init__(self, path: Path, *commands: Command) -> None:
         self.options = SourceOptions(
             path=str(path / "store"), consumer_group="g", pull_batch_size=4, parking_lot=True, parking_lot_max_messages=100
         )
@@ -50,9 +50,9 @@ class Rig:
         self.broker.log.append({QUEUE: rows(range(6), sharding_key=keys, properties=[[("shop", "berlin")]] * 6)})
         (self.token,) = locked(self.broker, "g", self.broker.groups.join("me"), [QUEUE])
         sent = self.broker.log.pull(QUEUE, 0, 2, 1 << 20, SOURCE_COLUMNS)
-        puts = [Put(QUEUE, 0, Ticket(0, 3, 1, 5000, "no")), Put(QUEUE, 1, Ticket(1, 0, 0, BEHIND))]
+        parkings = [Parking(QUEUE, 0, Ticket(0, 3, 1, 5000, "no")), Parking(QUEUE, 1, Ticket(1, 0, 0, AT_ONCE))]
         self.broker.log.append({LOT: rows(["gone"])})
-        for parked in (to_park(sent, puts), *([order_rows(orders)] if orders else ())):
+        for parked in (to_park(sent, parkings), *([command_rows(commands)] if commands else ())):
             self.broker.log.append({LOT: parked})
 
     def part(self, begin: int, end: int, lot: tuple[int, int]) -> QueuePartition:
@@ -95,7 +95,7 @@ def test_parked_messages_come_first_as_they_were_sent_and_each_says_where_it_lie
         (0, b"0", "orders", 3), (1, b"1", "orders", 0), (4, b"4", "orders", 0), (5, b"5", "orders", 0),
     ]  # fmt: skip
     assert [row["properties"] for row in found] == [[("shop", "berlin")]] * 4
-    assert tickets(found) == [LotPlace(1, 3, 1, 5000, "no"), LotPlace(2, 0, 0, BEHIND, ""), None, None]
+    assert tickets(found) == [LotPlace(1, 3, 1, 5000, "no"), LotPlace(2, 0, 0, AT_ONCE, ""), None, None]
     (context,) = {rig.context(row) for row in found}
     assert context.lot == TaskLot(4, 1, 3, 100)
     lock = context.lock(QUEUE)
@@ -114,7 +114,7 @@ def test_the_rows_have_exactly_the_columns_that_were_asked_for(rig: Rig) -> None
 
 
 def test_each_message_of_a_lot_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rig = Rig(tmp_path, Order("retry", "b"))
+    rig = Rig(tmp_path, Command("retry", "b"))
     pull, offsets = EmbeddedLog.pull, list[int]()
 
     def counted(log: EmbeddedLog, queue: MessageQueue, *how: Any) -> pa.RecordBatch:
@@ -140,11 +140,11 @@ def test_a_range_may_have_parked_messages_only(rig: Rig) -> None:
 
 
 def test_an_order_at_the_end_concerns_messages_before_it(tmp_path: Path) -> None:
-    rig = Rig(tmp_path, Order("drop", "a"), Order("retry", "b"))
+    rig = Rig(tmp_path, Command("drop", "a"), Command("retry", "b"))
     found = rig.read(rig.part(6, 6, (1, 5)), "queue_offset", "ticket")
     assert list(zip([row["queue_offset"] for row in found], tickets(found), strict=True)) == [
         (0, LotPlace(1, 3, 1, -2, "no")),
-        (1, LotPlace(2, 0, 0, BEHIND, "")),
+        (1, LotPlace(2, 0, 0, AT_ONCE, "")),
     ]
     rig.broker.close()
 

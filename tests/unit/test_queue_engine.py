@@ -22,11 +22,11 @@ from orderedmq.listening.engine import (
     CheckLock,
     Consume,
     Done,
-    GiveUp,
     Message,
     Outcome,
     Pull,
     Suspend,
+    WriteLetter,
 )
 from orderedmq.listening.listener import ALL, Answer, ConsumeOrderlyContext, ConsumeOrderlyStatus, suspend_seconds
 from orderedmq.listening.queue_engine import OrderPerQueue, QueueEngine
@@ -65,7 +65,7 @@ class Task:
 
     def put(self, piece: Any) -> None:
         retried = piece if isinstance(piece, dict) else dict.fromkeys(piece, 0)
-        self.engine.put([message(at, number=self.came + n, attempts=r) for n, (at, r) in enumerate(retried.items())])
+        self.engine.add([message(at, number=self.came + n, attempts=r) for n, (at, r) in enumerate(retried.items())])
         self.came += len(retried)
 
     def to(self, kind: type) -> Any:
@@ -99,7 +99,7 @@ class Task:
         return batch
 
     def letter(self, refused: bool = False) -> Message:
-        message: Message = self.to(GiveUp).message
+        message: Message = self.to(WriteLetter).message
         self.log.append(f"letter {message._offset}")
         if refused:
             self.engine.refused(FULL, self.now)
@@ -185,7 +185,7 @@ def test_messages_that_do_not_come_count_for_the_size_of_their_batch_and_divide_
     engine = QueueEngine(QUEUE, OrderPerQueue(4), 0.0)
     engine.next(0.0)
     engine.lock(True, 0.0)
-    engine.put([message(at, number=at) for at in range(14) if at not in (0, 5, 6, 11)])
+    engine.add([message(at, number=at) for at in range(14) if at not in (0, 5, 6, 11)])
     engine.close()
     found = []
     while isinstance(action := engine.next(0.0), Consume):
@@ -206,7 +206,7 @@ def test_next_says_the_same_until_it_has_the_outcome() -> None:
     assert engine.next(0.0) is engine.next(1.0)
     engine.lock(True, 1.0)
     assert engine.next(1.0) == engine.next(1.0) == Pull()
-    engine.put([message(0), message(1, number=1)])
+    engine.add([message(0), message(1, number=1)])
     engine.close()
     action = engine.next(3.0)
     assert isinstance(action, Consume)
@@ -219,7 +219,7 @@ def test_next_says_the_same_until_it_has_the_outcome() -> None:
     assert isinstance(again, Consume)
     assert again.batch is action.batch
     engine.consumed(again.batch, answer(None), 5.0)
-    assert isinstance(engine.next(5.0), GiveUp)
+    assert isinstance(engine.next(5.0), WriteLetter)
     assert engine.next(5.0) is engine.next(6.0)
 
 
@@ -233,12 +233,12 @@ def test_an_outcome_that_nobody_waits_for_is_a_bug_of_the_caller() -> None:
 
 def test_messages_out_of_order_are_refused() -> None:
     engine = QueueEngine(QUEUE, OrderPerQueue(), 0.0)
-    engine.put([message(3), message(4)])
+    engine.add([message(3), message(4)])
     with pytest.raises(ValueError, match="message 4 "):
-        engine.put([message(4)])
+        engine.add([message(4)])
     engine.close()
     with pytest.raises(ValueError, match="its end"):
-        engine.put([message(5)])
+        engine.add([message(5)])
 
 
 def test_fetching_ahead_stops_at_1000_messages_and_a_pull_is_asked_for_all_the_same() -> None:
@@ -265,9 +265,9 @@ TABLE = [
     (True, ROLLBACK, True, Consume, [2], BOTH),
     (True, ROLLBACK, False, Consume, [2], BOTH),
     (True, SUSPEND, True, Suspend, [0, 1, 2], []),
-    (True, SUSPEND, False, GiveUp, [2], [ACCEPTED, (1, "DEAD_LETTER", 1)]),
+    (True, SUSPEND, False, WriteLetter, [2], [ACCEPTED, (1, "DEAD_LETTER", 1)]),
     (True, None, True, Suspend, [0, 1, 2], []),
-    (True, None, False, GiveUp, [2], [ACCEPTED, (1, "DEAD_LETTER", 1)]),
+    (True, None, False, WriteLetter, [2], [ACCEPTED, (1, "DEAD_LETTER", 1)]),
     (False, SUCCESS, True, Consume, [0, 1, 2], []),
     (False, SUCCESS, False, Consume, [0, 1, 2], []),
     (False, COMMIT, True, Consume, [2], [ACCEPTED, (1, "COMMIT", 1)]),
@@ -275,9 +275,9 @@ TABLE = [
     (False, ROLLBACK, True, Suspend, [0, 1, 2], []),
     (False, ROLLBACK, False, Suspend, [0, 1, 2], []),
     (False, SUSPEND, True, Suspend, [0, 1, 2], []),
-    (False, SUSPEND, False, GiveUp, [0, 2], [(1, "DEAD_LETTER", 1)]),
+    (False, SUSPEND, False, WriteLetter, [0, 2], [(1, "DEAD_LETTER", 1)]),
     (False, None, True, Suspend, [0, 1, 2], []),
-    (False, None, False, GiveUp, [0, 2], [(1, "DEAD_LETTER", 1)]),
+    (False, None, False, WriteLetter, [0, 2], [(1, "DEAD_LETTER", 1)]),
 ]
 
 
@@ -293,8 +293,8 @@ def test_an_answer_does_what_the_table_says(
     task = Task({0: 7, 1: 6 if left else 7, 2: 7}, max_reconsume_times=7)
     task.answer(SUCCESS, auto=False)
     task.answer(status, auto=auto)
-    if follows is GiveUp:
-        assert isinstance(task.engine.next(task.now), GiveUp)
+    if follows is WriteLetter:
+        assert isinstance(task.engine.next(task.now), WriteLetter)
         task.letter()
     assert task.rows() == outcomes
     # After a rollback, all messages that were not decided return, in order.
@@ -454,11 +454,11 @@ def test_a_write_that_is_refused_for_good_or_for_a_minute_ends_the_task() -> Non
     for error, patience in ((permanent, 0.0), (FULL, REFUSED_PATIENCE)):
         task = Task([0], max_reconsume_times=0)
         task.answer(None)
-        task.to(GiveUp)
+        task.to(WriteLetter)
         began = task.now
         while task.now - began < patience:
             task.letter(refused=True)
-            task.to(GiveUp)
+            task.to(WriteLetter)
         with pytest.raises(type(error), match=error.message):
             task.engine.refused(error, task.now)
         assert patience <= task.now - began <= patience + 1
@@ -479,8 +479,8 @@ def test_only_when_its_dead_letters_are_written_the_queue_goes_on() -> None:
     task = Task(range(2), max_reconsume_times=1)
     task.answer(None)
     task.answer(None)
-    assert isinstance(task.engine.next(task.now), GiveUp)
-    assert isinstance(task.engine.next(task.now + 5), GiveUp)
+    assert isinstance(task.engine.next(task.now), WriteLetter)
+    assert isinstance(task.engine.next(task.now + 5), WriteLetter)
     assert task.outcomes == []
     task.letter()
     assert offsets(task.answer().messages) == [1]
@@ -662,7 +662,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: not self.closed)
     @rule(gap=st.integers(0, 2), retried=st.lists(st.integers(0, 2), max_size=7), skipped=st.sampled_from([0, 0, 1, 3]))
     def put(self, gap: int, retried: list[int], skipped: int) -> None:
-        self.engine.put(self.fresh(gap, retried, skipped))
+        self.engine.add(self.fresh(gap, retried, skipped))
 
     @precondition(lambda self: not self.closed and len(self.sent) > 15)
     @rule()
@@ -706,7 +706,7 @@ class Machine(RuleBasedStateMachine):
                 context = ConsumeOrderlyContext(QUEUE, auto, ack_index=ack_index)
                 self.outcomes += self.engine.consumed(batch, Answer(status, None, context), self.now)
                 self.answered(found, status, auto, ack_index)
-            case GiveUp(letter):
+            case WriteLetter(letter):
                 assert [letter._offset] == self.dying
                 if not written:
                     self.engine.refused(FULL, self.engine._refused_since or self.now)
@@ -721,7 +721,7 @@ class Machine(RuleBasedStateMachine):
                 self.engine.lock(True, self.now)
             case Pull():
                 assert not self.closed
-                self.engine.put(self.fresh(0, [0, 1], 0))
+                self.engine.add(self.fresh(0, [0, 1], 0))
             case Done():
                 assert self.closed
                 assert not self.todo

@@ -18,7 +18,7 @@ from orderedmq.embedded.groups import EmbeddedGroups
 from orderedmq.errors import ListenerError, LockError, RocketMQUnavailableError
 from orderedmq.listening.queue_engine import OrderPerQueue
 from orderedmq.model import OffsetRange
-from orderedmq.parking.rules import Order
+from orderedmq.parking.rules import Command
 from orderedmq.tools import dead_letters
 from orderedmq.tools.replay import Replayed, replay
 from tests.contract.support import letters, locked
@@ -237,7 +237,7 @@ def test_an_operators_order_does_not_bring_back_what_is_a_dead_letter(rig: Rig) 
     rig.send("a", "a")
     rig.run(rig.by_key(lambda message: SUSPEND))
     rig.broker.groups.dead_letter(rig.token, letters([0]), [0])
-    rig.broker.admin.order_parked("g", QUEUE, [Order("retry", "a")])
+    rig.broker.admin.command_parked("g", QUEUE, [Command("retry", "a")])
     rig.heard.clear()
     assert rig.run(rig.by_key(lambda message: SUCCESS), planned=True) == [(0, "DEAD_LETTER", 0, None), (1, "SUCCESS", 1, None)]
     assert (rig.heard, rig.lying()) == ([[1]], {})

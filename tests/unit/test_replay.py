@@ -20,12 +20,13 @@ from orderedmq.broker import Broker
 from orderedmq.cli import app
 from orderedmq.errors import OptionError, TopicError
 from orderedmq.listening.queue_engine import OrderPerQueue
-from orderedmq.model import PRODUCER_SCHEMA, MessageQueue
+from orderedmq.model import MessageQueue
 from orderedmq.ownership.lock import ClientIdentity, LockToken
 from orderedmq.ownership.membership import Subscription
-from orderedmq.parking.rules import Put, Ticket
+from orderedmq.parking.rules import Parking, Ticket
 from orderedmq.routing.selector import Keying
 from orderedmq.rows.dead_letters import REPLAYS, dead_letter_properties
+from orderedmq.schema import PRODUCER_SCHEMA
 from orderedmq.tools import dead_letters
 from orderedmq.tools.browse import rows_of
 from orderedmq.tools.replay import Replayed, _choose_queues, replay
@@ -405,7 +406,7 @@ def test_a_copy_is_refused_while_the_other_group_is_at_work(run: Run, two: Two) 
 
 def test_parked_messages_of_either_group_are_not_forgotten_without_a_word(run: Run, two: Two) -> None:
     """Parked messages of live are not copied. Those of canary are kept or dropped, as by a seek. The user must decide first."""
-    assert two.broker.groups.park(two.tokens[0], [Put(two.queues[0], 4, Ticket(4, 1, 1, 9, "no"))])
+    assert two.broker.groups.park(two.tokens[0], [Parking(two.queues[0], 4, Ticket(4, 1, 1, 9, "no"))])
     for more in ([], ["--dry-run"]):
         said = run("group", "copy", "live", "canary", *more, code=1)
         assert "GROUP.PARKED" in said
@@ -415,7 +416,7 @@ def test_parked_messages_of_either_group_are_not_forgotten_without_a_word(run: R
     assert len(run("group", "copy", "live", "canary", "--topic", "b")) == 1, "no message of b is parked, so b can be copied"
     run("group", "copy", "live", "canary", "--leave-parked")
     [token] = two.work("canary", two.queues[:1])
-    two.broker.groups.park(token, [Put(two.queues[0], 6, Ticket(6, 1, 1, 9, "no"))])
+    two.broker.groups.park(token, [Parking(two.queues[0], 6, Ticket(6, 1, 1, 9, "no"))])
     two.broker.groups.unlock([token])
     two.broker.groups.leave(ClientIdentity(token.owner, token.client_id))
     said = run("group", "copy", "live", "canary", "--leave-parked", code=1)

@@ -23,7 +23,7 @@ from orderedmq.broker import QueueBounds
 from orderedmq.conditions import LockCondition, UnavailableCondition
 from orderedmq.errors import LockError, RocketMQUnavailableError
 from orderedmq.model import DEAD_LETTER_PREFIX, RETRY_PREFIX, MessageQueue
-from orderedmq.parking.rules import BEHIND, Put, Ticket, parked_queue
+from orderedmq.parking.rules import AT_ONCE, Parking, Ticket, parked_queue
 from orderedmq.rocketmq.append import broker_port
 from orderedmq.rocketmq.append.broker_port import BrokerPort
 from orderedmq.rocketmq.append.once import Appender, AppendWait
@@ -274,13 +274,13 @@ def by_parking(world: World) -> tuple[list[str], list[str]]:
     expected: dict[str, None] = {}
     for _ in range(world.draw.randint(1, 3)):
         offsets = world.draw.sample(range(8), world.draw.randint(1, 8))
-        puts = [Put(QUEUE, at, Ticket(at, 1, 1, BEHIND, "why")) for at in offsets]
+        parkings = [Parking(QUEUE, at, Ticket(at, 1, 1, AT_ONCE, "why")) for at in offsets]
         expected.update(dict.fromkeys(f"{at}" for at in offsets))
 
-        def attempt(puts: list[Put] = puts) -> None:
+        def attempt(parkings: list[Parking] = parkings) -> None:
             nonlocal lots
             try:
-                assert lots.park(GROUP, QUEUE, puts, lambda: None) == [True] * len(puts)
+                assert lots.park(GROUP, QUEUE, parkings, lambda: None) == [True] * len(parkings)
             except Crash:
                 lots = ParkingLots(world, world, world)  # type: ignore[arg-type]
                 raise
@@ -482,7 +482,7 @@ def test_an_identity_that_the_next_attempt_does_not_compute_again_is_noticed(
 ) -> None:
     draw = random.Random(0)
     monkeypatch.setattr(failed_messages, "key_of", lambda *_: f"{draw.random()}")
-    monkeypatch.setattr(Put, "place", property(lambda put: f"{draw.random()}"))
+    monkeypatch.setattr(Parking, "place", property(lambda put: f"{draw.random()}"))
 
     def scenarios() -> None:
         for seed in range(400):

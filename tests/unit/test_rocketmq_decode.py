@@ -14,13 +14,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from orderedmq.errors import ProtocolError, SchemaError
-from orderedmq.model import DEFAULT_COLUMNS, MAX_OFFSET, MESSAGE_SCHEMA, MessageQueue, select_schema
+from orderedmq.model import MAX_OFFSET, MessageQueue
 from orderedmq.rocketmq.codec import decode
 from orderedmq.rocketmq.codec.gather import total_bytes
 from orderedmq.rocketmq.codec.record_scan import record_starts
 from orderedmq.rocketmq.codec.row_decoder import Unreadable, Wanted, decode_exactly
 from orderedmq.routing.sharding_key import java_string_hash
-from orderedmq.schema import concat_batches
+from orderedmq.schema import DEFAULT_COLUMNS, MESSAGE_SCHEMA, concat_batches, select_schema
 from tests.stored_messages import (
     INNER,
     ODD,

@@ -13,20 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orderedmq.errors import MessageError
-from orderedmq.model import (
-    MAX_BODY_BYTES,
-    MAX_PROPERTIES_BYTES,
-    PRODUCER_SCHEMA,
-    PROPERTIES_TYPE,
-    RESERVED_PROPERTIES,
-    MessageQueue,
-    is_reserved,
-)
+from orderedmq.model import MAX_BODY_BYTES, MAX_PROPERTIES_BYTES, RESERVED_PROPERTIES, MessageQueue, is_reserved
 from orderedmq.rocketmq.append.broker_port import send_request
 from orderedmq.rocketmq.codec import encode as module
 from orderedmq.rocketmq.codec.encode import Packing, SendBody, Stamp, encode
 from orderedmq.rocketmq.codec.stored_message import BROKERS_SHARE, MAX_SENT_BYTES, parse_batch, parse_properties
 from orderedmq.rows.message_rows import normalise
+from orderedmq.schema import PRODUCER_SCHEMA, PROPERTIES_TYPE
 
 QUEUE = MessageQueue("t", "a", 0)
 JAVA: dict[str, list[Any]] = json.loads((Path(__file__).parent / "java_messages.json").read_text())

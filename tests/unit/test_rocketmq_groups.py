@@ -21,7 +21,7 @@ from orderedmq.errors import GroupError, ProtocolError, RocketMQUnavailableError
 from orderedmq.model import MessageQueue
 from orderedmq.ownership.lock import LockToken, Refusal
 from orderedmq.ownership.membership import Member, Subscription
-from orderedmq.parking.rules import companion
+from orderedmq.parking.rules import lot_token
 from orderedmq.rocketmq.group import lock_rules, membership, running_info
 from orderedmq.rocketmq.group.failed_messages import key_of
 from orderedmq.rocketmq.group.groups import RocketMQGroups
@@ -228,7 +228,7 @@ class Written:
 
 def test_a_lots_offset_is_written_before_its_queues_also_after_a_broker_forgot_both() -> None:
     """A reader that finds only the lot's offset repeats the queue's range, but no older parked messages."""
-    written, locks, lot = Written(), HeldLocks(), companion(token())
+    written, locks, lot = Written(), HeldLocks(), lot_token(token())
     commits = Commits(cast(GroupOffsets, written), locks)
     locks.put(HeldLock(token(), 0.0))
     commits.move({token(): 8, lot: 3})

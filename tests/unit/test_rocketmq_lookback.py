@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orderedmq.model import PRODUCER_SCHEMA, SINK_STAMP
+from orderedmq.model import SINK_STAMP
 from orderedmq.ownership.micro_batch import KEPT_BATCHES
 from orderedmq.rocketmq.codec.encode import encode
 from orderedmq.rocketmq.codec.stored_message import bad_property
@@ -26,6 +26,7 @@ from orderedmq.rocketmq.sink.message_stamp import (
     sink_digest,
     sink_name,
 )
+from orderedmq.schema import PRODUCER_SCHEMA
 from tests import stored_messages
 from tests.examples import examples
 from tests.unit.rocketmq_sink_queue import SINK, Queue, Stored, rows_of, split

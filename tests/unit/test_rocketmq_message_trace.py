@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from orderedmq.model import PRODUCER_SCHEMA, MessageQueue
+from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.append.broker_port import send_request
 from orderedmq.rocketmq.codec import message_trace
 from orderedmq.rocketmq.codec.encode import Packing, encode
@@ -23,6 +23,7 @@ from orderedmq.rocketmq.wire.message_requests import SendResult, SendStatus
 from orderedmq.rocketmq.wire.namespaces import Namespaces
 from orderedmq.rows.message_rows import normalise
 from orderedmq.rows.message_trace import Ended, ReturnType, TracedCall, TracedMessage, region_of
+from orderedmq.schema import PRODUCER_SCHEMA
 
 BORN = 1_700_000_000_000
 

@@ -433,7 +433,7 @@ def test_messages_that_a_broker_skips_for_long_are_lost_though_the_queue_begins_
     with pytest.raises(DataLossError, match=rf"AGED_OUT.*10 to {gone[-1]} \({len(gone)}\)") as caught:
         puller.pull(QUEUE, 10, 1000, 1 << 30, COLUMNS)
     assert [begin for begin, _, _ in broker.asked].count(10) > 1, "a broker that has just started skips messages for a moment"
-    assert everything(puller, caught.value.behind or 0) == list(range(gone[-1] + 1, 5000))
+    assert everything(puller, caught.value.resume_at or 0) == list(range(gone[-1] + 1, 5000))
 
 
 @pytest.mark.usefixtures("impatient")
@@ -444,7 +444,7 @@ def test_messages_whose_file_of_the_consume_queue_is_deleted_are_lost_up_to_the_
     with pytest.raises(DataLossError, match=r"AGED_OUT.*10 to 3999 \(3990\)") as caught:
         puller.pull(QUEUE, 10, 1000, 1 << 30, COLUMNS)
     assert [begin for begin, _, _ in broker.asked].count(10) > 1, "a minimum is usually corrected a moment after the deletion"
-    assert everything(puller, caught.value.behind or 0) == list(range(4000, 5000))
+    assert everything(puller, caught.value.resume_at or 0) == list(range(4000, 5000))
 
 
 @pytest.mark.usefixtures("impatient")
@@ -753,7 +753,7 @@ def test_messages_that_a_broker_skips_are_not_taken_for_others_that_do_not_match
     puller = puller_of(broker)
     with pytest.raises(DataLossError, match=rf"AGED_OUT.* 0 to {gone - 1} \({gone}\)") as caught:
         puller.pull_matching(QUEUE, 0, 1000, 1 << 40, COLUMNS, A)
-    assert matching(puller, caught.value.behind or 0, 1000) == [n for n in tags if n >= gone]
+    assert matching(puller, caught.value.resume_at or 0, 1000) == [n for n in tags if n >= gone]
 
 
 @pytest.mark.usefixtures("impatient")
@@ -886,7 +886,7 @@ def test_rows_end_before_a_body_whose_checksum_is_wrong_if_that_is_verified(coun
     assert offsets(10) == list(range(10, 20))
     with pytest.raises(DataLossError, match="UNREADABLE.* message 20 ") as caught:
         offsets(20)
-    assert caught.value.behind == 21
+    assert caught.value.resume_at == 21
     assert offsets(21) == list(range(21, min(21 + count, 330)))
     # A pull without the body returns the row. A pull with another tag skips it.
     assert offsets(10, ("queue_offset",)) == list(range(10, 10 + count))

@@ -17,7 +17,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orderedmq.errors import ProtocolError
-from orderedmq.model import MESSAGE_SCHEMA
 from orderedmq.rocketmq.codec import stored_message
 from orderedmq.rocketmq.codec.row_decoder import Unreadable, Wanted, decode_exactly
 from orderedmq.rocketmq.codec.stored_message import (
@@ -30,6 +29,7 @@ from orderedmq.rocketmq.codec.stored_message import (
     parse_stored,
 )
 from orderedmq.rocketmq.messages.sender import UniqueKeys, month_start
+from orderedmq.schema import MESSAGE_SCHEMA
 from tests.stored_messages import INNER, ODD, QUEUE, V2, Stored, compress, inner, text
 
 JAVA: dict[str, list[Any]] = json.loads((Path(__file__).parent / "java_messages.json").read_text())

@@ -14,16 +14,10 @@ from hypothesis import strategies as st
 
 from orderedmq.conditions import MessageCondition, SchemaCondition
 from orderedmq.errors import MessageError, OrderedMQError, SchemaError
-from orderedmq.model import (
-    MAX_BODY_BYTES,
-    MAX_KEY_BYTES,
-    MAX_PROPERTIES_BYTES,
-    PRODUCER_SCHEMA,
-    PROPERTIES_TYPE,
-    RESERVED_PROPERTIES,
-)
+from orderedmq.model import MAX_BODY_BYTES, MAX_KEY_BYTES, MAX_PROPERTIES_BYTES, RESERVED_PROPERTIES
 from orderedmq.routing.sharding_key import hashed_keys
 from orderedmq.rows.message_rows import normalise, several_tags
+from orderedmq.schema import PRODUCER_SCHEMA, PROPERTIES_TYPE
 
 
 def batch(**columns: Any) -> pa.RecordBatch:

@@ -22,16 +22,15 @@ from orderedmq.cli import app
 from orderedmq.errors import SchemaError
 from orderedmq.listening.engine import Message
 from orderedmq.listening.listener import Caller, ConsumeOrderlyContext, ConsumeOrderlyStatus
-from orderedmq.model import MAX_OFFSET, PRODUCER_SCHEMA, MessageQueue
-from orderedmq.pulls import MalformedText
+from orderedmq.model import MAX_OFFSET, MessageQueue
 from orderedmq.rocketmq.codec import decode
 from orderedmq.rocketmq.codec.row_decoder import Wanted, decode_exactly
 from orderedmq.routing.sharding_key import hashed_keys, java_string_hash
 from orderedmq.rows.dead_letters import dead_letter_properties
 from orderedmq.rows.filters import Filter
 from orderedmq.rows.message_rows import normalise
-from orderedmq.schema import concat_batches
-from orderedmq.text import is_text, text_of, valid
+from orderedmq.schema import PRODUCER_SCHEMA, concat_batches
+from orderedmq.text import MalformedText, is_text, repaired, text_of
 from tests.raw_text import JAVAS, append_raw, pairs, strings
 from tests.stored_messages import QUEUE as STORED
 from tests.stored_messages import Stored, usual
@@ -48,7 +47,7 @@ COLUMNS = ("queue_offset", "body", "tags", "keys", "sharding_key", "properties")
 @pytest.mark.parametrize(("data", "shown"), JAVAS.items())
 def test_bytes_are_the_text_that_java_makes_of_them(data: bytes, shown: str) -> None:
     assert text_of(data) == shown
-    column, rows = valid(strings([b"ok", data, None]))
+    column, rows = repaired(strings([b"ok", data, None]))
     assert column.to_pylist() == ["ok", shown, None]
     assert rows.tolist() == ([] if is_text(data) else [1])
     # A key goes to the same queue as in Java.
@@ -74,7 +73,7 @@ def test_a_column_of_any_kind_of_text_is_valid_then(kind: pa.DataType, values: l
         column = raw.cast(pa.binary_view()).view(kind)
     else:
         column = raw.cast(pa.large_binary()).view(kind) if pa.types.is_large_string(kind) else raw.view(kind)
-    found, rows = valid(column.slice(begin))
+    found, rows = repaired(column.slice(begin))
     found.validate(full=True)
     assert found.type == kind
     assert found.to_pylist() == [None if value is None else text_of(value) for value in values[begin:]]
@@ -90,11 +89,11 @@ def test_what_lies_deeper_is_mended_too_and_what_is_valid_is_not_copied() -> Non
         ],
         ["a", "b", "c"],
     )
-    assert valid(nested)[0].to_pylist() == [{"a": SHOWN, "b": ["a"], "c": 1}, {"a": "x", "b": [SHOWN], "c": 2}]
+    assert repaired(nested)[0].to_pylist() == [{"a": SHOWN, "b": ["a"], "c": 1}, {"a": "x", "b": [SHOWN], "c": 2}]
     # If names become equal, the last value counts, as in RocketMQ.
     properties = pairs([[(b"\xfe", b"1"), (b"\xff", b"2")], [], [(b"n", b"\xc3")]])
-    assert valid(properties)[0].to_pylist() == [[("\ufffd", "2")], [], [("n", "\ufffd")]]
-    assert valid(properties)[1].tolist() == [0, 2]
+    assert repaired(properties)[0].to_pylist() == [[("\ufffd", "2")], [], [("n", "\ufffd")]]
+    assert repaired(properties)[1].tolist() == [0, 2]
     for column in (
         pa.array(["é", None]),
         pa.array([1]),
@@ -103,7 +102,7 @@ def test_what_lies_deeper_is_mended_too_and_what_is_valid_is_not_copied() -> Non
         pa.array([b"\xff"]),
         pa.array([[b"\xff"]]),
     ):
-        assert valid(column)[0] is column
+        assert repaired(column)[0] is column
 
 
 def test_warnings_count_messages_once_and_come_when_they_have_doubled(caplog: pytest.LogCaptureFixture) -> None:

@@ -34,9 +34,10 @@ from orderedmq.listening.concurrent_engine import ConcurrentSettings
 from orderedmq.listening.engine import Settings
 from orderedmq.listening.key_engine import OrderPerKey
 from orderedmq.listening.queue_engine import OrderPerQueue
-from orderedmq.model import PROPERTIES_TYPE, MessageQueue
+from orderedmq.model import MessageQueue
 from orderedmq.ownership.lock import LockToken
 from orderedmq.rows.message_trace import Ended, ReturnType, TracedCall, TracedMessage
+from orderedmq.schema import PROPERTIES_TYPE
 from tests.micro_batches import Frame
 from tests.unit.test_listener_shell import Rig, rig
 

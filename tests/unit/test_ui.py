@@ -27,8 +27,9 @@ from orderedmq.broker import LockInfo, TopicInfo
 from orderedmq.cli import app
 from orderedmq.conditions import UnavailableCondition
 from orderedmq.errors import RocketMQUnavailableError
-from orderedmq.model import PRODUCER_SCHEMA, MessageQueue
-from orderedmq.parking.rules import HELD, Put, Ticket, companion
+from orderedmq.model import MessageQueue
+from orderedmq.parking.rules import HELD, Parking, Ticket, lot_token
+from orderedmq.schema import PRODUCER_SCHEMA
 from orderedmq.tools.parked import parked_keys
 from orderedmq.ui import guard, repairs, server
 from orderedmq.ui.server import url_of
@@ -324,7 +325,7 @@ def test_an_order_reaches_the_queue_that_it_names_even_if_its_topic_contains_a_p
         shop.broker.admin.create_topic(topic, 1)
         [queue] = shop.broker.log.queues(topic)
         shop.broker.log.append({queue: rows([b"body"], "k")})
-        assert shop.broker.groups.park(shop.own("query-2", [queue])[queue], [Put(queue, 0, Ticket(0, 1, 1, HELD))])
+        assert shop.broker.groups.park(shop.own("query-2", [queue])[queue], [Parking(queue, 0, Ticket(0, 1, 1, HELD))])
     page = mending.get(f"/groups/{GROUP}/parked").text
     names = re.findall(r'name="key" value="([^"]+)"', page)
     assert names == ["a%41/embedded/0/k/k", "aA/embedded/0/k/k"]
@@ -689,6 +690,6 @@ def test_a_slow_broker_holds_up_one_viewer_and_not_all() -> None:
 def test_a_parked_lot_goes_when_its_owner_has_decided_it(shop: Shop, site: Served) -> None:
     shop.park(0, 3)
     assert "1 of 1 keys" in site.get(f"/groups/{GROUP}").words
-    shop.broker.groups.commit({companion(shop.token(0)): 1})
+    shop.broker.groups.commit({lot_token(shop.token(0)): 1})
     until(lambda: "Nothing is parked" in site.get(f"/groups/{GROUP}/parked").words)
     until(lambda: "Parked 0" in site.get(f"/groups/{GROUP}").words)

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from starlette.datastructures import QueryParams
 from starlette.routing import Route
 
-from orderedmq.model import PRODUCER_SCHEMA
+from orderedmq.schema import PRODUCER_SCHEMA
 from orderedmq.ui.app import make_app
 from orderedmq.ui.guard import FormFields, Guard, Rules
 from tests.examples import examples

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from orderedmq.model import MAX_OFFSET, RETRY_PREFIX, TIMESTAMP_TYPE, MessageQueue, select_schema
+from orderedmq.model import MAX_OFFSET, RETRY_PREFIX, MessageQueue
 from orderedmq.rocketmq.codec.decode_properties import columns_of, cut_by_template, find_entries, maps_of, strings
 from orderedmq.rocketmq.codec.gather import (
     Bytes,
@@ -47,7 +47,7 @@ from orderedmq.rocketmq.codec.stored_message import (
     BodyError,
     decompress,
 )
-from orderedmq.schema import concat_batches
+from orderedmq.schema import TIMESTAMP_TYPE, concat_batches, select_schema
 
 MIN_OFFSET: Final = 0
 #: With fewer messages than this, decoding them one at a time is faster.

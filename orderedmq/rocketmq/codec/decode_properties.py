@@ -22,7 +22,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from orderedmq.model import PROPERTIES_TYPE
 from orderedmq.rocketmq.codec.gather import (
     Bytes,
     Int64s,
@@ -35,7 +34,8 @@ from orderedmq.rocketmq.codec.gather import (
     gather_alike,
 )
 from orderedmq.rocketmq.codec.stored_message import NAME_END, VALUE_END
-from orderedmq.text import valid
+from orderedmq.schema import PROPERTIES_TYPE
+from orderedmq.text import repaired
 
 _NAME_END: Final = NAME_END[0]
 _VALUE_END: Final = VALUE_END[0]
@@ -156,8 +156,8 @@ def _each(widths: npt.NDArray[np.int32], ends: Int64s, row_ends: Int64s) -> int 
 
 
 def strings(array: pa.Array) -> tuple[pa.Array, Int64s]:
-    """Return the result of `text.valid`. An array of strings is not checked, because it is known to be valid."""
-    return (array, _NONE) if pa.types.is_string(array.type) else valid(array.view(pa.string()))
+    """Return the result of `text.repaired`. An array of strings is not checked, because it is known to be valid."""
+    return (array, _NONE) if pa.types.is_string(array.type) else repaired(array.view(pa.string()))
 
 
 def columns_of(entries: Entries, names: tuple[str, ...], malformed: set[int]) -> dict[str, pa.Array]:

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from orderedmq.conditions import MessageCondition
 from orderedmq.errors import MessageError
-from orderedmq.model import MAX_BODY_BYTES, PROPERTIES_TYPE, is_reserved
+from orderedmq.model import MAX_BODY_BYTES, is_reserved
 from orderedmq.rocketmq.codec.gather import Int64s, contents
 from orderedmq.rocketmq.codec.stored_message import (
     BROKERS_SHARE,
@@ -35,7 +35,7 @@ from orderedmq.rocketmq.codec.stored_message import (
     bad_property,
 )
 from orderedmq.rows.message_rows import reserved
-from orderedmq.schema import null_where
+from orderedmq.schema import PROPERTIES_TYPE, null_where
 
 #: A request ends before a message that would make it larger than this number of bytes.
 TARGET_BYTES: Final = 1024 * 1024

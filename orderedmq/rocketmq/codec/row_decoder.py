@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from orderedmq.model import LAST_MS, RETRY_PREFIX, MessageQueue, select_schema
+from orderedmq.model import LAST_MS, RETRY_PREFIX, MessageQueue
 from orderedmq.rocketmq.codec.stored_message import (
     COMPRESSED,
     KEYS,
@@ -33,6 +33,7 @@ from orderedmq.rocketmq.codec.stored_message import (
     parse_batch,
     parse_properties,
 )
+from orderedmq.schema import select_schema
 from orderedmq.text import TEXTS, is_text, text_of
 
 #: A piece is yielded when its rows have this number of bytes.

@@ -31,7 +31,7 @@ from orderedmq.errors import (
 from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.ownership.lock import HOLDER_TRUST, LOCK_LIFE, RENEW_INTERVAL, ClientIdentity, LockToken, Refusal
 from orderedmq.ownership.membership import Member, Subscription
-from orderedmq.parking.rules import Put, guarding
+from orderedmq.parking.rules import Parking, queue_token
 from orderedmq.rocketmq.group import lock_rules
 from orderedmq.rocketmq.group.failed_messages import DeadLetterTopic, RetryTopic
 from orderedmq.rocketmq.group.lock_rules import lock_name
@@ -319,7 +319,7 @@ class RocketMQGroups:
 
     def _stale(self, tokens: Sequence[LockToken], fence_age: float = 0.0) -> list[LockToken]:
         """Return the stale tokens. The token of a parking lot is stale if its queue's token is stale."""
-        guards = {token: guarding(token) for token in tokens}
+        guards = {token: queue_token(token) for token in tokens}
         gone = self._stale_locks(list(dict.fromkeys(guards.values())), fence_age)
         return [token for token in tokens if guards[token] in gone]
 
@@ -472,14 +472,14 @@ class RocketMQGroups:
         """See `Groups.letters`. Finds letters that can be read now, among the last failed_messages.LOOK_BACK at the queue's broker."""
         return self._dead_letters.known(token.group, token.queue, spans)
 
-    def park(self, token: LockToken, puts: Sequence[Put]) -> list[bool]:
-        """See `Groups.park`. This is not atomic: after an error, the first ones of ``puts`` may be parked, and a repeated call finds them.
+    def park(self, token: LockToken, parkings: Sequence[Parking]) -> list[bool]:
+        """See `Groups.park`. This is not atomic: after an error, the first ones of ``parkings`` may be parked, and a repeated call finds them.
 
         The lock is checked before each request. Also raises RocketMQError NO_PERMISSION, and MessageError PROPERTIES_TOO_LARGE
         for a message whose properties leave no room for those of a parked message.
         """
-        require_lock = self._required(token, f"{len(puts)} of its messages were parked")
-        return self._parking_lots.park(token.group, guarding(token).queue, puts, require_lock)
+        require_lock = self._required(token, f"{len(parkings)} of its messages were parked")
+        return self._parking_lots.park(token.group, queue_token(token).queue, parkings, require_lock)
 
     def send_back(self, token: LockToken, messages: Sequence[tuple[int, int]], max_reconsume_times: int) -> int:
         """See `Groups.send_back`. Raises TopicError NO_SUCH_QUEUE if the queue's broker has no retry queue of the group."""

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from orderedmq.errors import LockError, TopicError, in_use
 from orderedmq.model import MessageQueue, is_parked
 from orderedmq.ownership.lock import HOLDER_TRUST, LOCK_LIFE, LockToken
-from orderedmq.parking.rules import guarding
+from orderedmq.parking.rules import queue_token
 from orderedmq.rocketmq.group import lock_rules
 from orderedmq.rocketmq.group.lock_rules import lock_name
 from orderedmq.rocketmq.group.membership import Directory
@@ -166,7 +166,7 @@ class Commits:
                 self._move(group, {token: offsets[token] for token in of_group})
 
     def _move(self, group: str, offsets: Mapping[LockToken, int]) -> None:
-        locks = {token: self._held_locks.own(guarding(token)) for token in offsets}
+        locks = {token: self._held_locks.own(queue_token(token)) for token in offsets}
         last = {token: held.committed.get(token.queue) if held is not None else None for token, held in locks.items()}
         unknown = [token.queue for token, at in last.items() if at is None]
         known = self._offsets.read(group, unknown) if unknown else {}
@@ -206,7 +206,7 @@ class Commits:
         with self._committing:
             self._offsets.move(group, {token.queue: at for token, at in offsets.items()}, self._held_locks.queues(group))
             for token, at in offsets.items():
-                held = self._held_locks.own(guarding(token))
+                held = self._held_locks.own(queue_token(token))
                 if held is not None:
                     held.committed[token.queue] = at
 

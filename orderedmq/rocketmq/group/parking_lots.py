@@ -34,9 +34,9 @@ from orderedmq.errors import (
     aged_out,
     beyond_end,
 )
-from orderedmq.model import PARKED_ERROR, PARKED_FROM, PARKED_PROPERTIES, PROPERTIES_TYPE, MessageQueue, is_reserved
+from orderedmq.model import PARKED_ERROR, PARKED_FROM, PARKED_PROPERTIES, MessageQueue, is_reserved
 from orderedmq.parking.lot import SOURCE_COLUMNS, Lot, to_park
-from orderedmq.parking.rules import Put, leader_of, origin, parked_queue
+from orderedmq.parking.rules import Parking, leader_of, origin, parked_queue
 from orderedmq.pulls import pulls, pulls_at, read_lot
 from orderedmq.rocketmq.append.broker_port import BrokerPort
 from orderedmq.rocketmq.append.once import Appender
@@ -50,7 +50,7 @@ from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.deadline import REQUEST_TIMEOUT, Deadline
 from orderedmq.rocketmq.wire import admin_requests, rights
 from orderedmq.rows.dead_letters import clip
-from orderedmq.schema import concat_batches
+from orderedmq.schema import PROPERTIES_TYPE, concat_batches
 
 #: Seconds for creating lots at other brokers. These brokers may be away, and their lots are not needed now.
 _OTHERS_TIMEOUT: Final = 2.0
@@ -96,23 +96,25 @@ class ParkingLots:
         made._client = client
         return made
 
-    def park(self, group: str, queue: MessageQueue, puts: Sequence[Put], require_lock: Callable[[], None]) -> list[bool]:
+    def park(
+        self, group: str, queue: MessageQueue, parkings: Sequence[Parking], require_lock: Callable[[], None]
+    ) -> list[bool]:
         """See `RocketMQGroups.park`. ``require_lock`` raises an error if the queue's lock is lost."""
         lot = parked_queue(group, queue)
-        for put in puts:
-            if put.source not in (queue, lot):
-                raise ValueError(f"{put.source} is neither queue {queue} nor its parking lot {lot}")
-        if not puts:
+        for parking in parkings:
+            if parking.source not in (queue, lot):
+                raise ValueError(f"{parking.source} is neither queue {queue} nor its parking lot {lot}")
+        if not parkings:
             return []
         # Check the rights first, because messages that are parked without them could not be found again.
         checks.require_rights(self._client, rights.of_parking(group, queue.topic))
         with self._locks[lot]:
             settled = self._offsets.read(group, [queue, lot])
-            answers = [put.at >= settled.get(put.source, 0) for put in puts]
-            wanted: dict[str, Put] = {}
-            for put, lies in zip(puts, answers, strict=True):
+            answers = [parking.at >= settled.get(parking.source, 0) for parking in parkings]
+            wanted: dict[str, Parking] = {}
+            for parking, lies in zip(parkings, answers, strict=True):
                 if lies:
-                    wanted.setdefault(put.place, put)
+                    wanted.setdefault(parking.place, parking)
             if wanted:
                 self._park(group, queue, lot, wanted, settled.get(lot, 0), require_lock)
         return answers
@@ -122,7 +124,7 @@ class ParkingLots:
         group: str,
         queue: MessageQueue,
         lot: MessageQueue,
-        wanted: Mapping[str, Put],
+        wanted: Mapping[str, Parking],
         settled: int,
         require_lock: Callable[[], None],
     ) -> None:
@@ -144,20 +146,22 @@ class ParkingLots:
 
     # -- the topic
 
-    def _require(self, group: str, queue: MessageQueue, lot: MessageQueue, puts: Sequence[Put]) -> None:
+    def _require(self, group: str, queue: MessageQueue, lot: MessageQueue, parkings: Sequence[Parking]) -> None:
         """Check that the messages exist, and create the lot's topic if it is missing, or extend it if it lacks this queue.
 
         Raises DataLossError AGED_OUT or BEYOND_END.
         """
-        if not puts:
+        if not parkings:
             return
         bounds = self._log.bounds([queue, lot])
-        for put in puts:
-            there = bounds.get(put.source) or self._log.bounds_of(put.source)
-            if put.at < there.min_offset:
-                raise aged_out(put.source, put.at, there.min_offset)
-            if put.at >= there.max_offset:
-                raise beyond_end(put.source, there.max_offset, f"message {put.at} was to be parked", self._log.tail_loss)
+        for parking in parkings:
+            there = bounds.get(parking.source) or self._log.bounds_of(parking.source)
+            if parking.at < there.min_offset:
+                raise aged_out(parking.source, parking.at, there.min_offset)
+            if parking.at >= there.max_offset:
+                raise beyond_end(
+                    parking.source, there.max_offset, f"message {parking.at} was to be parked", self._log.tail_loss
+                )
         if lot not in bounds:
             self._make(group, queue, lot)
 
@@ -224,7 +228,7 @@ class _Copies:
         port: BrokerPort,
         group: str,
         queue: MessageQueue,
-        wanted: Mapping[str, Put],
+        wanted: Mapping[str, Parking],
         settled: int,
     ) -> None:
         """``port``: the port of the lot. ``settled``: the group's offset in the lot.
@@ -240,7 +244,7 @@ class _Copies:
         self._settled = settled
         self._log = lots._log.reading(PullSettings(group))
         self._known = _Known(0, 0)
-        self._waiting: list[Put] = []
+        self._waiting: list[Parking] = []
         # The UNIQ_KEYs of the messages that are being sent.
         self._keys: pa.Array = pa.array([], pa.string())
         #: The offset after the lot's last known message.
@@ -250,7 +254,7 @@ class _Copies:
         before = len(self._waiting)
         self._known = self._lots._look(self._log, self._lot, self._settled)
         places, self.end = self._known.places, max(self.end, self._known.end)
-        self._waiting = [put for place, put in self._wanted.items() if places.get(place, -1) < self._settled]
+        self._waiting = [parking for place, parking in self._wanted.items() if places.get(place, -1) < self._settled]
         self._lots._require(self._group, self._queue, self._lot, self._waiting)
         return len(self._waiting) < before
 
@@ -258,11 +262,13 @@ class _Copies:
         where = f"the parking lot {self._lot}"
         count = _FIRST_COPY
         while self._waiting:
-            puts = self._waiting[:count]
-            messages = _copies(self._log, puts)
+            parkings = self._waiting[:count]
+            messages = _copies(self._log, parkings)
             # A copy keeps its message's UNIQ_KEY, because RocketMQ's tools find messages by that key.
-            self._keys = pc.coalesce(property_columns(messages, [UNIQ_KEY])[UNIQ_KEY], self._log.sender.keys.take(len(puts)))
-            rows = _fit(to_park(messages, puts), self._keys, puts, where)
+            self._keys = pc.coalesce(
+                property_columns(messages, [UNIQ_KEY])[UNIQ_KEY], self._log.sender.keys.take(len(parkings))
+            )
+            rows = _fit(to_park(messages, parkings), self._keys, parkings, where)
             # Encode all messages before sending one, so that none is sent if one is invalid.
             packing = self._port.packing(rows, where, 0)
             yield from list(encode(rows, self._keys, where, extra=property_columns(rows, PARKED_PROPERTIES), packing=packing))
@@ -272,7 +278,7 @@ class _Copies:
     def record_sent(self, body: SendBody, offset: int) -> None:
         known = self._known
         parked, self._waiting = self._waiting[: body.rows], self._waiting[body.rows :]
-        known.places.update({put.place: offset + number for number, put in enumerate(parked)})
+        known.places.update({parking.place: offset + number for number, parking in enumerate(parked)})
         self.end = offset + body.rows
         # If operators' commands were appended in between, the next call of `look` reads them.
         if offset == known.end:
@@ -282,11 +288,11 @@ class _Copies:
         return False
 
 
-def _copies(log: RocketMQLog, puts: Sequence[Put]) -> pa.RecordBatch:
-    """Return the messages at the places of ``puts``, in the order of ``puts``, with SOURCE_COLUMNS."""
+def _copies(log: RocketMQLog, parkings: Sequence[Parking]) -> pa.RecordBatch:
+    """Return the messages at the places of ``parkings``, in the order of ``parkings``, with SOURCE_COLUMNS."""
     places: dict[MessageQueue, dict[int, int]] = {}
-    for number, put in enumerate(puts):
-        places.setdefault(put.source, {})[put.at] = number
+    for number, parking in enumerate(parkings):
+        places.setdefault(parking.source, {})[parking.at] = number
     found, order = [], []
     for source, numbers in places.items():
         for chosen, rows in pulls_at(log, source, sorted(numbers), _MOST_COPIED, _NO_LIMIT, SOURCE_COLUMNS):
@@ -295,7 +301,7 @@ def _copies(log: RocketMQLog, puts: Sequence[Put]) -> pa.RecordBatch:
     return concat_batches(found).take(pa.array(np.argsort(order)))
 
 
-def _fit(rows: pa.RecordBatch, keys: pa.Array, puts: Sequence[Put], where: str) -> pa.RecordBatch:
+def _fit(rows: pa.RecordBatch, keys: pa.Array, parkings: Sequence[Parking], where: str) -> pa.RecordBatch:
     """Shorten error texts so that RocketMQ accepts the size of each row's properties. Raises MessageError PROPERTIES_TOO_LARGE."""
     column = rows.column("properties")
     properties = column.to_pylist()
@@ -312,8 +318,8 @@ def _fit(rows: pa.RecordBatch, keys: pa.Array, puts: Sequence[Put], where: str) 
         if room < 0:
             raise MessageError(
                 MessageCondition.PROPERTIES_TOO_LARGE,
-                f"message {puts[row].at} of queue {puts[row].source} cannot be put into {where}: its properties leave no room for those of "
-                f"a parked message ({-room} bytes too many). Send smaller properties, or use OrderPerQueue",
+                f"message {parkings[row].at} of queue {parkings[row].source} cannot be put into {where}: its properties leave no room for "
+                f"those of a parked message ({-room} bytes too many). Send smaller properties, or use OrderPerQueue",
             )
         properties[row] = list({**found, PARKED_ERROR: clip(found[PARKED_ERROR], room)}.items())
         changed = True

@@ -31,7 +31,7 @@ from orderedmq.errors import (
     of_other_kind,
     recreated,
 )
-from orderedmq.model import MessageQueue, OffsetRange, check_topic, missing_topic, select_schema
+from orderedmq.model import MessageQueue, OffsetRange, check_topic, missing_topic
 from orderedmq.pulls import pulls
 from orderedmq.rocketmq.messages.answers import TAIL_LOSS
 from orderedmq.rocketmq.messages.fetch import HOLE_PATIENCE
@@ -49,6 +49,7 @@ from orderedmq.rocketmq.wire.rights import TOOLS_GROUP
 from orderedmq.rocketmq.wire.route import ROUTE_FORBIDS, BrokerData, Route, RouteState, not_readable, state_of, user_topics
 from orderedmq.routing.selector import require_targets
 from orderedmq.rows.filters import Filter
+from orderedmq.schema import select_schema
 
 T = TypeVar("T")
 
@@ -332,9 +333,9 @@ class RocketMQLog:
             try:
                 return find_first(lambda offset: self.stored(queue, offset) >= timestamp, low, bounds.max_offset, hint)
             except DataLossError as error:
-                if error.sub != DataLossCondition.AGED_OUT or error.behind is None:
+                if error.sub != DataLossCondition.AGED_OUT or error.resume_at is None:
                     raise
-                low = min(error.behind, bounds.max_offset)
+                low = min(error.resume_at, bounds.max_offset)
 
     def stored(self, queue: MessageQueue, offset: int) -> int:
         """Return the store time of a message, in µs since the epoch. Raises DataLossError AGED_OUT or BEYOND_END."""

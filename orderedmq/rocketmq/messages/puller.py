@@ -19,8 +19,7 @@ import pyarrow as pa
 from orderedmq.broker import DEFAULT_PULL, PullSettings
 from orderedmq.conditions import DataLossCondition, RocketMQCondition
 from orderedmq.errors import DataLossError, OrderedMQError, RocketMQError
-from orderedmq.model import MessageQueue, select_schema
-from orderedmq.pulls import MalformedText, bounded
+from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.codec.gather import total_bytes
 from orderedmq.rocketmq.codec.row_decoder import PIECE_BYTES
 from orderedmq.rocketmq.messages.answers import (
@@ -37,7 +36,8 @@ from orderedmq.rocketmq.messages.fetch import Fetch
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.wire.rights import TOOLS_GROUP
 from orderedmq.rows.filters import Filter
-from orderedmq.schema import concat_batches
+from orderedmq.schema import bounded, concat_batches, select_schema
+from orderedmq.text import MalformedText
 
 T = TypeVar("T")
 

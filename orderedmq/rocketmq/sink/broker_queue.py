@@ -171,9 +171,9 @@ class RocketMQQueue(BrokerPort):
                 batch = self._log.pull(self.queue, begin, end - begin, _READ_BYTES, COLUMNS)
             except DataLossError as error:
                 # Messages were deleted, or another producer sent one that cannot be read: a sink's messages are never compressed.
-                if error.behind is None:
+                if error.resume_at is None:
                     raise
-                begin = error.behind
+                begin = error.resume_at
                 continue
             if not batch.num_rows:
                 # The master has these messages, so a replica that lags has answered. If this counted as the end, rows would be sent twice.

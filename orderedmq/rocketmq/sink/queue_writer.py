@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from orderedmq.conditions import DataLossCondition, RocketMQCondition
 from orderedmq.errors import DataLossError, OrderedMQError, RocketMQError
-from orderedmq.model import PRODUCER_COLUMNS, MessageQueue
+from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.append.once import Appender, AppendWait, Port
 from orderedmq.rocketmq.codec.encode import Packing, SendBody, encode
 from orderedmq.rocketmq.messages.sender import FreshKeys
@@ -23,6 +23,7 @@ from orderedmq.rocketmq.sink.commit_report import QueueReport, pack
 from orderedmq.rocketmq.sink.lookback import Ledger, Lookback
 from orderedmq.rocketmq.sink.message_stamp import Writer, find_messages
 from orderedmq.rows.message_rows import normalise
+from orderedmq.schema import PRODUCER_COLUMNS
 
 
 class Start(NamedTuple):
