@@ -90,7 +90,7 @@ class BatchReader(DataSourceReader):
             if begin > end and _names_offset(self.options.starting, queue):
                 raise OffsetError(
                     OffsetCondition.BEGIN_AFTER_END,
-                    f"queue {queue} would be read from {begin} to {end}: startingOffsets or startingTimestamp is after endingOffsets or "
+                    f"queue {queue} would be read from {begin} to {end}: {self.options.starting.option} is after endingOffsets or "
                     "endingTimestamp. Lower the start, or raise the end",
                 )
         else:

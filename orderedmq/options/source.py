@@ -84,6 +84,13 @@ class StartingOffsets:
     timestamp: int | None = None
     explicit: bool = False
 
+    @property
+    def option(self) -> str:
+        """The option that says where to begin, as errors name it."""
+        if self.kind == "timestamp":
+            return "startingTimestamp" if self.explicit else "consumeTimestamp"
+        return "startingOffsets" if self.explicit else "consumeFromWhere"
+
 
 @dataclass(frozen=True)
 class EndingOffsets:
@@ -514,8 +521,7 @@ def _check_range(options: SourceOptions, given: Collection[str], streaming: bool
         )
     starting, ending = options.starting, options.ending
     if "consumeFromWhere" in given and starting.explicit and starting.kind != "committed":
-        name = "startingTimestamp" if "startingTimestamp" in given else "startingOffsets"
-        raise conflict(f"options consumeFromWhere and {name} both say where to begin. Drop one")
+        raise conflict(f"options consumeFromWhere and {starting.option} both say where to begin. Drop one")
     if "startingTimestamp" in given and "startingOffsets" in given:
         raise conflict("options startingTimestamp and startingOffsets exclude each other. Drop one")
     if "endingTimestamp" in given and "endingOffsets" in given:
@@ -535,7 +541,7 @@ def _check_range(options: SourceOptions, given: Collection[str], streaming: bool
     for option_name, offsets in (("startingOffsets", starting.offsets), ("endingOffsets", ending.offsets)):
         _require_all_topics(options, option_name, offsets)
     if starting.timestamp is not None and ending.timestamp is not None and starting.timestamp > ending.timestamp:
-        raise conflict("option startingTimestamp is after endingTimestamp. Exchange them")
+        raise conflict(f"option {starting.option} is after endingTimestamp. Exchange them")
     for queue, begin in (starting.offsets or {}).items():
         end = (ending.offsets or {}).get(queue, LATEST)
         if 0 <= end < begin:

@@ -251,10 +251,18 @@ def test_a_queue_whose_end_is_minus_2_is_left_out(broker: Broker, caplog: pytest
     assert caplog.text == ""
 
 
-def test_options_that_begin_after_they_end_are_told_so(broker: Broker) -> None:
+@pytest.mark.parametrize(
+    ("option", "start"),
+    [
+        ("startingOffsets", {"startingOffsets": named(-1)}),
+        ("startingTimestamp", {"startingTimestamp": "9999-01-01"}),
+        ("consumeTimestamp", {"consumeFromWhere": "timestamp", "consumeTimestamp": "9999-01-01"}),
+    ],
+)
+def test_a_begin_after_the_end_names_its_option(broker: Broker, option: str, start: dict[str, str]) -> None:
     produce(broker, 10)
-    with pytest.raises(OffsetError, match=r"BEGIN_AFTER_END.*from 10 to 5.*startingOffsets.*endingOffsets"):
-        planned(broker, startingOffsets=named(-1), endingOffsets=named(5))
+    with pytest.raises(OffsetError, match=rf"BEGIN_AFTER_END.*from 10 to 5: {option} .*endingOffsets"):
+        planned(broker, **start, endingOffsets=named(5))
 
 
 @pytest.mark.parametrize("accept", [False, True], ids=["fails", "accepted"])

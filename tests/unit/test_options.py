@@ -366,6 +366,13 @@ BAD_SOURCE = [
         False,
     ),
     Bad(
+        "a time without a group after the end",
+        {**BATCH, "consumeFromWhere": "timestamp", "consumeTimestamp": "2", "endingTimestamp": "1"},
+        "CONFLICT",
+        ("consumeTimestamp", "endingTimestamp", "Exchange"),
+        False,
+    ),
+    Bad(
         "offsets backwards",
         {
             **BATCH,
