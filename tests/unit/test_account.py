@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -150,15 +150,6 @@ def test_a_pull_that_was_refused_can_be_repeated(file: File, broker: Broker) -> 
     lane.close()
 
 
-def test_an_account_that_stays_the_same_is_refused_as_ever(client: Client, broker: Broker) -> None:
-    broker.allowed = NEW
-    for _ in range(3):
-        with pytest.raises(RocketMQError, match="User:old is not found") as caught:
-            client.call_address(broker.peer.address, max_offset(QUEUE), soon())
-        assert caught.value.condition == "ORDEREDMQ_ROCKETMQ.NO_PERMISSION"
-    assert broker.asked == ["old"] * 3
-
-
 def test_a_callable_is_asked_before_each_connection_and_seldom_after_refusals(broker: Broker) -> None:
     calls = []
 
@@ -253,13 +244,3 @@ def test_a_file_that_others_may_use_is_refused(file: File, mode: int) -> None:
         read_credentials(str(file.path))
     file.path.chmod(0o640)
     read_credentials(str(file.path))
-
-
-def test_each_kind_of_source_gives_its_account(file: File) -> None:
-    sources: list[tuple[Callable[[], Credentials] | Credentials | CredentialsFile | None, Credentials | None]] = [
-        (None, None),
-        (OLD, OLD),
-        (file.source, OLD),
-        (lambda: NEW, NEW),
-    ]
-    assert [Account(source).current for source, _ in sources] == [account for _, account in sources]

@@ -39,15 +39,6 @@ class Query:
         return self.kept
 
 
-def test_an_anchor_is_asked_for_once_and_kept() -> None:
-    query = Query("a")
-    assert query.batch(a=10) == {"a": "10"}
-    for end in (20, 30, 40):
-        query.now += 60
-        assert query.batch(a=end) == {"a": "10"}
-        assert query.log.asked == []
-
-
 def test_it_is_asked_for_anew_after_a_while_or_many_messages() -> None:
     query = Query("a")
     query.batch(a=10)
@@ -67,13 +58,6 @@ def test_one_topic_at_a_time_is_asked_for_anew_the_oldest_first() -> None:
         query.batch(a=10 + number, b=20, c=30)
         asked.append(list(query.log.asked))
     assert asked == [["a"], ["b"], ["c"], []]
-
-
-def test_after_a_restart_what_the_checkpoint_brought_is_asked_for_anew() -> None:
-    query = Query("a")
-    query.batch(a=10)
-    query.anchors = Anchors()
-    assert query.batch(a=20) == {"a": "20"}
 
 
 def test_a_topic_without_messages_is_asked_for_again_with_the_first_ones() -> None:

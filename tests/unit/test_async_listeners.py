@@ -17,15 +17,13 @@ from typing import Any, ClassVar, cast
 import pytest
 from pyspark.sql import DataFrame
 
-from ordered_source import ConsumeConcurrentlyStatus, ConsumeOrderlyStatus, consume_concurrently, consume_orderly
+from ordered_source import ConsumeOrderlyStatus, consume_concurrently, consume_orderly
 from ordered_source.listener import calls, shell
 from ordered_source.listener.shell import Consumer
 from orderedmq.conditions import DataLossCondition
 from orderedmq.embedded.groups import EmbeddedGroups
 from orderedmq.errors import DataLossError, ListenerError, LockError, OptionError
-from orderedmq.listening.concurrent_engine import ConcurrentSettings
 from orderedmq.listening.key_engine import OrderPerKey
-from orderedmq.listening.queue_engine import OrderPerQueue
 from tests.contract.support import locked
 from tests.unit.test_listener_shell import QUEUE, Rig, Running, rig
 from tests.waits import until
@@ -33,7 +31,6 @@ from tests.waits import until
 __all__ = ["rig"]
 
 SUCCESS, SUSPEND = ConsumeOrderlyStatus.SUCCESS, ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
-DONE = ConsumeConcurrentlyStatus.CONSUME_SUCCESS
 MANY = 1000
 
 
@@ -215,37 +212,6 @@ def test_each_key_keeps_its_order_whatever_fails_and_wherever_a_task_is_cut_off(
     assert sorted(offset for offsets in storm.accepted.values() for offset in offsets) == list(range(sent))
 
 
-def test_order_per_queue_awaits_one_call_after_another(rig: Rig) -> None:
-    heard: list[tuple[str, int]] = []
-
-    async def listen(messages: Sequence[Any], context: Any) -> Any:
-        heard.append(("begins", messages[0].queue_offset))
-        await asyncio.sleep(0.001)
-        heard.append(("ends", messages[0].queue_offset))
-        return SUCCESS if len(heard) > 2 else SUSPEND
-
-    rig.send("a", "b", "c")
-    assert len(rig.run(Consumer(listen, OrderPerQueue(1, 10)), lot=False)) == 3
-    assert heard == [(what, offset) for offset in (0, 0, 1, 2) for what in ("begins", "ends")]
-
-
-def test_without_order_what_fails_is_parked_alone(rig: Rig) -> None:
-    under_way: list[int] = []
-
-    async def listen(messages: Sequence[Any], context: Any) -> Any:
-        under_way.append(messages[0].queue_offset)
-        while len(under_way) < 10:
-            await asyncio.sleep(0.001)
-        context.ack_index = 0
-        if messages[0].queue_offset == 4:
-            raise ValueError("no such customer")
-        return DONE
-
-    rig.send(*"aaaaaaaaaa")
-    told = rig.run(Consumer(listen, ConcurrentSettings(concurrency=10)))
-    assert {one[:3] for one in told} == {(offset, "PARKED" if offset == 4 else "SUCCESS", 1) for offset in range(10)}
-
-
 # -- cancellation --------------------------------------------------------------------------------------------------------------
 
 
@@ -316,25 +282,6 @@ def test_a_task_that_is_closed_cuts_off_its_calls_and_the_next_one_has_the_loop(
     assert len(rig.run(by_key(listener, concurrency=3))) == 5
 
 
-def test_an_error_of_the_broker_ends_the_task_at_once_and_cuts_off_its_calls(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    listener = Await()
-
-    async def fail() -> Any:
-        while len(listener.under_way) < 3:
-            await asyncio.sleep(0.001)
-        return SUSPEND
-
-    def failing(self: EmbeddedGroups, *what: Any) -> list[bool]:
-        raise DataLossError(DataLossCondition.UNREADABLE, "the message is gone")
-
-    monkeypatch.setattr(EmbeddedGroups, "park", failing)
-    listener.acts["bad"] = fail
-    rig.send("bad", "a", "b")
-    with pytest.raises(DataLossError):
-        rig.run(by_key(listener, in_batch_attempts=1))
-    until(lambda: sorted(listener.cut_off) == ["a", "b"], "the calls are cut off")
-
-
 def test_a_call_that_is_cancelled_by_what_it_awaits_has_failed_and_is_tried_again(rig: Rig) -> None:
     tries: list[int] = []
 
@@ -350,21 +297,6 @@ def test_a_call_that_is_cancelled_by_what_it_awaits_has_failed_and_is_tried_agai
     [row] = [row for batch in rig.task(by_key(listen)) for row in batch.to_pylist()]
     assert (row["status"], row["attempts"]) == ("SUCCESS", 2)
     assert row["error"].startswith("Cancelled: ")
-
-
-def test_what_ends_a_process_ends_the_task_and_not_the_loop(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
-    async def leave(messages: Sequence[Any], context: Any) -> Any:
-        raise SystemExit(3)
-
-    async def stop(messages: Sequence[Any], context: Any) -> Any:
-        asyncio.get_running_loop().stop()
-        await asyncio.sleep(0.001)
-        return SUCCESS
-
-    rig.send("a")
-    with pytest.raises(SystemExit):
-        rig.run(by_key(leave))
-    assert len(rig.run(by_key(stop))) == 1
 
 
 # -- objects, hooks -----------------------------------------------------------------------------------------------------------
@@ -540,38 +472,3 @@ def test_a_plain_listener_and_one_that_awaits_are_not_warned_of(rig: Rig, caplog
     rig.send("a", "b")
     assert len(rig.run(by_key(blocks, concurrency=2))) == 2
     assert [record for record in caplog.records if record.name == "orderedmq"] == []
-
-
-def test_what_is_slow_now_and_then_is_not_worth_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    watch = calls._Watch(book)
-    watch.calls = 1
-    watch.blocked(5.0)
-    assert caplog.records == []
-    watch.calls = 21
-    watch.blocked(1.0)
-    assert caplog.records == []
-    watch.blocked(0.02)
-    watch.blocked(0.02)
-    [record] = caplog.records
-    assert "blocks its event loop, and with it all other calls of the task: 3 times so far, for up to 5000 ms, 6020 ms" in (
-        record.getMessage()
-    )
-
-
-def test_what_a_listener_awaits_gets_values_and_exceptions_as_without_the_watch() -> None:
-    class Odd:
-        def __await__(self) -> Any:
-            try:
-                yield from asyncio.sleep(0).__await__()
-                yield from asyncio.sleep(60).__await__()
-            except asyncio.CancelledError:
-                return SUCCESS
-
-    async def run() -> Any:
-        call = calls.watched(book)(lambda messages, context: Odd())
-        task = asyncio.create_task(call([], None))
-        await asyncio.sleep(0.01)
-        task.cancel()
-        return await task
-
-    assert asyncio.run(run()) is SUCCESS

@@ -183,11 +183,6 @@ def test_a_producer_meanwhile_never_makes_a_range_end_before_it_begins(
     assert all(one == [] for one in found), found
 
 
-def test_a_time_and_the_end_are_of_one_moment(monkeypatch: pytest.MonkeyPatch, make: Callable[[], Broker]) -> None:
-    found = Turns(monkeypatch, make, lambda broker: produce(broker, 5)).planned(endingTimestamp=FAR_FUTURE)
-    assert all(one in ([(0, 10)], [(0, 15)]) for one in found), found
-
-
 def test_a_topic_that_is_deleted_meanwhile_is_a_named_error(
     monkeypatch: pytest.MonkeyPatch, make: Callable[[], Broker]
 ) -> None:
@@ -208,16 +203,6 @@ def test_offsets_that_aged_out_are_an_error_or_a_counted_warning(broker: Broker,
     assert "messages 3 to 29 (27) of queue in/embedded/0 were deleted" in caplog.text
 
 
-def test_only_what_was_asked_for_is_counted_as_lost(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
-    produce(broker, 30, 10)
-    trim(broker, 30)
-    span = {"startingOffsets": named(3), "endingOffsets": named(8)}
-    with pytest.raises(DataLossError, match=r"messages 3 to 7 \(5\)"):
-        planned(broker, **span)
-    assert planned(broker, **span, failOnDataLoss="false") == []
-    assert "messages 3 to 7 (5) of queue in/embedded/0 were deleted" in caplog.text
-
-
 def test_a_group_that_is_past_the_queues_end_is_a_loss_of_the_broker_and_no_fault_of_the_options(
     broker: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -228,15 +213,6 @@ def test_a_group_that_is_past_the_queues_end_is_a_loss_of_the_broker_and_no_faul
         planned(broker, **options)
     assert planned(broker, **options, failOnDataLoss="false") == []
     assert "ends at 10, but group 'g' has read up to 14" in caplog.text
-
-
-def test_a_group_that_is_past_the_end_that_was_asked_for_leaves_nothing_and_says_so(
-    broker: Broker, caplog: pytest.LogCaptureFixture
-) -> None:
-    produce(broker, 10)
-    commit(broker, 7)
-    assert planned(broker, startingOffsets="committed", consumerGroup="g", endingOffsets=named(5)) == []
-    assert "no messages of queue in/embedded/0 are read: its start offset 7 is beyond its end offset 5" in caplog.text
 
 
 @pytest.mark.parametrize("starting", [named(0, 0), named(7, 0), named(-1, 0), "earliest", "committed"])

@@ -87,14 +87,6 @@ def test_messages_of_a_queue_stay_in_order_where_a_brokers_clock_went_back(
     assert [row["queue_offset"] for row in last] == list(range(end))
 
 
-def test_a_search_from_a_time_begins_there(broker: EmbeddedBroker) -> None:
-    everything = every(broker)
-    for row in (everything[0], everything[150], everything[-1]):
-        when = row["store_timestamp"]
-        found = search(broker.log, broker.log.queues("orders"), None, when, 1000, lambda: True)
-        assert places(found.rows) == [place for place in places(everything) if place.stored >= when]
-
-
 def test_a_message_that_is_not_there_is_an_error(broker: EmbeddedBroker) -> None:
     queue = broker.log.queues("orders")[0]
     at = broker.log.bounds([queue])[queue]

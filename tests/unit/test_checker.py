@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
-import orderedmq
-from orderedmq.model import MessageQueue
-from orderedmq.ownership.lock import LockToken
 from tests import checker
 
 Event = dict[str, Any]
@@ -135,42 +130,3 @@ def test_with_repeats_the_last_batch_may_come_again_as_a_whole_and_only_so() -> 
     assert {anomaly.kind for anomaly in checker.judge([*THREE, first, first, second])} == {"duplicate"}, (
         "no batch may be repeated"
     )
-
-
-def test_events_of_several_processes_are_sorted_by_their_time() -> None:
-    late, early = commit(5, 1) | {"at": 20}, grant(2, "b") | {"at": 10}
-    assert [anomaly.kind for anomaly in checker.judge([late, early])] == ["fenced_write_accepted"]
-    assert checker.judge([late, early | {"at": 30}]) == []
-
-
-def test_topics_and_groups_of_a_broker_become_histories(tmp_path: Path) -> None:
-    with orderedmq.connect(tmp_path / "store") as broker:
-        broker.admin.create_topic("in", 2)
-        broker.admin.create_topic("out", 1)
-        source = [MessageQueue("in", "embedded", number) for number in range(2)]
-        for queue in source:
-            bodies = [f"m{queue.queue_id}-{place}".encode() for place in range(2)]
-            broker.log.append({queue: pa.record_batch({"body": bodies, "sharding_key": [f"k{queue.queue_id}"] * 2})})
-        target = broker.log.queues("out")[0]
-
-        def copy(*origins: tuple[int, int]) -> None:
-            rows = {
-                "body": [f"m{number}-{place}".encode() for number, place in origins],
-                "sharding_key": [f"k{number}" for number, _ in origins],
-                "keys": [f"{source[number]}:{place}" for number, place in origins],
-            }
-            broker.log.append({target: pa.record_batch(rows)})
-
-        copy((0, 0), (1, 0), (1, 1))
-        tokens = broker.groups.lock("g", broker.groups.join("owner"), source).values()
-        broker.groups.commit({token: 1 for token in tokens if isinstance(token, LockToken)})
-
-        def judged() -> list[str]:
-            history = [*checker.sent(broker, "in"), *checker.delivered(broker, "out"), *checker.offsets(broker, "g")]
-            return [f"{anomaly.kind} {anomaly.where}" for anomaly in checker.judge(history)]
-
-        assert judged() == [f"unseen {source[0]}:1"]
-        copy((0, 1))
-        assert judged() == []
-        copy((0, 0))
-        assert judged() == [f"duplicate {source[0]}:0"]

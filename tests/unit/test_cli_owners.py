@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
 import orderedmq
 from orderedmq.cli import app
-from orderedmq.cli.groups import owner_columns
-from orderedmq.cli.shell import Column, table
-from orderedmq.errors import OptionError
 from orderedmq.model import OffsetRange
-from orderedmq.options.parse import parse
-from orderedmq.options.source import SourceOptions
 from orderedmq.ownership.membership import Subscription
 from orderedmq.ownership.micro_batch import SourceRun, run_of
-from orderedmq.tools.group_state import owners_of, short_names
-from orderedmq.tools.readable import number
+from orderedmq.tools.group_state import short_names
 
 FIRST, SECOND = "f560b64a111247ab965d7efc9c5309a6", "f560b64a999947ab965d7efc9c5309a6"
 HOST = "ip-10-0-12-34.eu-central-1.compute.internal"
@@ -54,25 +44,6 @@ def test_a_name_is_as_short_as_it_can_be_told(clients: dict[str, str | None], sh
     assert list(short_names(clients).values()) == shown
 
 
-def drawn(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column], width: int) -> list[str]:
-    """The lines of a table on a terminal of this width, without blank lines."""
-    out = io.StringIO()
-    Console(width=width, file=out).print(table(rows, columns))
-    return [line.rstrip() for line in out.getvalue().splitlines() if line.strip()]
-
-
-def test_a_narrow_table_folds_names_cuts_marked_texts_and_keeps_numbers() -> None:
-    rows = [{"topic": "orders" * 3, "offset": 1_234_567, "error": "gone away\nfor long"}]
-    columns = (Column("topic", "topic"), Column("offset", "offset", number, right=True), Column("error", "error", cut=True))
-    assert drawn(rows, columns, 80)[2].split() == ["orders" * 3, "1,234,567", "gone", "away", "for", "long"]
-    lines = drawn(rows, columns, 30)
-    assert max(map(len, lines)) <= 30
-    assert "1,234,567" in lines[2]
-    assert "".join(line.split()[0] for line in lines[2:]) == "orders" * 3
-    assert "…" in lines[2]
-    assert "long" not in " ".join(lines)
-
-
 def test_the_name_of_a_query_is_what_spark_describes_its_job_by() -> None:
     properties = {"sql.streaming.queryId": "q-1", "streaming.sql.batchId": "3", "spark.jobGroup.id": "r-1"}
 
@@ -87,15 +58,6 @@ def test_the_name_of_a_query_is_what_spark_describes_its_job_by() -> None:
     assert name("id = q-1\nid = q-1\nrunId = r-1") == "id = q-1"
     assert name("nightly job") is None
     assert name(None) is None
-
-
-def test_a_source_is_given_a_name_by_an_option() -> None:
-    given = {"path": "/data/omq", "topic": "orders", "consumergroup": "g"}
-    assert parse(SourceOptions, given, streaming=True).query_name is None
-    assert parse(SourceOptions, {**given, "queryname": " my billing "}, streaming=True).query_name == "my billing"
-    for bad in ("", " ", "two\nlines", "x" * 128):
-        with pytest.raises(OptionError, match="option queryName: .* is not a name"):
-            parse(SourceOptions, {**given, "queryname": bad}, streaming=True)
 
 
 def recorded(store: Path, *arguments: str) -> list[str]:
@@ -140,20 +102,3 @@ def test_owners_on_a_terminal_of_80_columns(tmp_path: Path, monkeypatch: pytest.
             lines = recorded(tmp_path, *looks)
             assert max(map(len, lines)) <= 80
             assert not any(re.search(r"…|\.\.\.", line) for line in lines)
-
-
-def test_large_offsets_and_several_brokers_leave_room_for_the_owner() -> None:
-    row = {"group": "warehouse", "topic": "shipments", "broker": "broker-a", "queue_id": 11, "offset": 1_234_567_890}
-    row |= {"lag": 1_234_567, "owner": f"{FIRST}@{HOST}-17-0123abcd", "query_name": "billing", "lock_age": 12.3}
-    columns = (
-        Column("group", "group"),
-        Column("topic", "topic"),
-        Column("broker", "broker"),
-        Column("queue_id", "queue", right=True),
-        Column("offset", "offset", number, right=True),
-        Column("lag", "lag", number, right=True),
-        *owner_columns(short_names(owners_of([row]))),
-    )
-    lines = drawn([row], columns, 80)
-    assert max(map(len, lines)) <= 80
-    assert lines[2].split()[3:7] == ["11", "1,234,567,890", "1,234,567", "billing"]

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 import orderedmq
 from orderedmq import pulls
-from orderedmq.broker import Broker, Log
+from orderedmq.broker import Broker
 from orderedmq.cli import app
 from orderedmq.model import MessageQueue
 from orderedmq.ownership.lock import ClientIdentity, LockToken
@@ -144,25 +144,7 @@ def test_a_group_that_is_not_there(run: Callable[..., Ran], store: Path, command
         assert broker.admin.groups() == []
 
 
-def test_every_command_has_help() -> None:
-    for name in ("list", "retry", "drop", "hold"):
-        assert CliRunner().invoke(app, ["parked", name, "--help"]).exit_code == 0
-
-
 # Listing.
-
-
-def test_nothing_is_parked(run: Callable[..., Ran], text: Run, owner: Owner, queues: Sequence[MessageQueue]) -> None:
-    assert run("parked", "list", "g").rows == []
-    assert "nothing is parked in group g" in text("parked", "list", "g")
-    # The list is also empty after the owner has finished with a parked message.
-    owner.park(queues[0], Ticket(0, 1, 1, HELD))
-    owner.done(queues[0], 1)
-    assert run("parked", "list", "g").rows == []
-    assert run("parked", "retry", "g", "--all").rows == [
-        {"group": "g", "action": "retry", "keys": 0, "messages": 0, "queues": []}
-    ]
-    assert "nothing is parked" in text("parked", "drop", "g", "--all")
 
 
 def test_each_parked_key_is_listed_with_what_its_first_message_says(
@@ -198,17 +180,6 @@ def test_each_parked_key_is_listed_with_what_its_first_message_says(
     assert [word in line for word, line in zip(("in 60 m", "held", "now"), lines[1:4], strict=True)] == [True] * 3
 
 
-def test_a_key_is_listed_with_its_oldest_message_wherever_it_lies(
-    run: Callable[..., Ran], broker: Broker, owner: Owner, queues: Sequence[MessageQueue]
-) -> None:
-    first = queues[0]
-    # The successor of a dead owner parks an older message after one that the dead owner had parked.
-    owner.park(first, Ticket(3, 0, 0, AT_ONCE))
-    owner.park(first, Ticket(0, 4, 2, HELD, "KeyError: 1"))
-    names = ("offset", "messages", "attempts", "error")
-    assert shown(run("parked", "list", "g").rows, *names) == [(0, 2, 4, "KeyError: 1")]
-
-
 def test_a_list_of_one_topic_or_queue(run: Callable[..., Ran], owner: Owner, queues: Sequence[MessageQueue]) -> None:
     for queue in queues:
         owner.park(queue, Ticket(0, 1, 1, HELD))
@@ -219,17 +190,6 @@ def test_a_list_of_one_topic_or_queue(run: Callable[..., Ran], owner: Owner, que
     assert "TOPIC.MISSING" in run("parked", "list", "g", "--topic", "none", code=3).error
     assert "TOPIC.NO_SUCH_QUEUE" in run("parked", "list", "g", "--topic", "a/7", code=3).error
     assert "OPTION.INVALID" in run("parked", "list", "g", "--topic", "a/x", code=2).error
-
-
-def test_other_groups_have_lots_of_their_own(run: Callable[..., Ran], broker: Broker, owner: Owner) -> None:
-    [queue, *_] = owner.tokens
-    owner.park(queue, Ticket(0, 1, 1, HELD))
-    client = broker.groups.join("other")
-    [token] = broker.groups.lock("g2", client, [queue]).values()
-    assert isinstance(token, LockToken)
-    broker.groups.park(token, [Parking(queue, 1, Ticket(1, 1, 1, HELD))])
-    assert shown(run("parked", "list", "g2").rows, "group", "sharding_key") == [("g2", "y")]
-    assert shown(run("parked", "list", "g").rows, "group", "sharding_key") == [("g", "x")]
 
 
 def test_an_error_gives_a_terminal_no_orders_and_is_cut(
@@ -274,23 +234,6 @@ def test_what_the_owner_has_done_meanwhile_is_read_again(
     assert broker.log.bounds([parked_queue("g", first)])[parked_queue("g", first)].min_offset == 5
 
 
-def test_a_lot_that_is_deleted_while_it_is_read_is_left_out(
-    broker: Broker, owner: Owner, queues: Sequence[MessageQueue], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for queue in queues:
-        owner.park(queue, Ticket(0, 1, 1, HELD))
-    owner.leave()
-    read = pulls.read_lot
-
-    def read_late(log: Log, lot: Lot, queue: MessageQueue, end: int) -> None:
-        if queue == parked_queue("g", queues[2]) and queue in log.bounds([queue]):
-            broker.admin.delete_topic("b")
-        read(log, lot, queue, end)
-
-    monkeypatch.setattr(pulls, "read_lot", read_late)
-    assert list(LotReader(broker).look("g")) == [*queues[:2]]
-
-
 def test_a_message_is_read_once_however_often_somebody_looks(
     broker: Broker, owner: Owner, queues: Sequence[MessageQueue], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -316,22 +259,6 @@ def test_a_message_is_read_once_however_often_somebody_looks(
     assert reader.look("g") == {}
 
 
-def test_a_topic_that_was_created_again_has_another_lot(broker: Broker, owner: Owner, queues: Sequence[MessageQueue]) -> None:
-    queue, reader = queues[2], LotReader(broker)
-    owner.park(queue, Ticket(0, 1, 1, HELD))
-    assert list(reader.look("g")[queue].keys) == ["x"]
-    owner.leave()
-    broker.admin.delete_topic("b")
-    broker.admin.create_topic("b", 1)
-    broker.log.append({queue: rows("y", "z")})
-    client = broker.groups.join("billing")
-    [token] = broker.groups.lock("g", client, [queue]).values()
-    assert isinstance(token, LockToken)
-    for offset in (0, 1):
-        assert broker.groups.park(token, [Parking(queue, offset, Ticket(offset, 1, 1, HELD))])
-        assert list(reader.look("g")[queue].keys) == ["y", "z"][: offset + 1]
-
-
 # Orders.
 
 
@@ -350,25 +277,6 @@ def test_an_order_reaches_the_owner(
     assert ran.error == ""
     assert owner.sees(first) == {"x": due, "y": later, 2: due}
     assert owner.sees(second) == {2: later}
-
-
-def test_all_keys_can_be_tried_now(run: Callable[..., Ran], owner: Owner, queues: Sequence[MessageQueue]) -> None:
-    first, second, other = queues
-    owner.park(first, Ticket(0, 3, 1, HELD), Ticket(1, 1, 1, soon(HOUR)))
-    owner.park(second, Ticket(2, 1, 1, HELD))
-    owner.park(other, Ticket(0, 1, 1, HELD))
-    assert shown(run("parked", "retry", "g", "--all", "--topic", "a").rows, "keys", "messages") == [(3, 3)]
-    assert [owner.sees(queue) for queue in queues] == [{"x": AT_ONCE, "y": AT_ONCE}, {2: AT_ONCE}, {"x": HELD}]
-    assert shown(run("parked", "list", "g", "--topic", "a").rows, "state", "due_in") == [("waiting", 0)] * 3
-
-
-def test_an_order_says_who_carries_it_out(text: Run, owner: Owner, queues: Sequence[MessageQueue]) -> None:
-    owner.park(queues[0], Ticket(0, 3, 1, HELD), Ticket(3, 0, 0, AT_ONCE))
-    said = text("parked", "retry", "g", "--key", "x")
-    assert said == (
-        "ordered to retry 2 parked messages of key 'x' of group g: the owner of queue a/embedded/0 carries the command out in its next "
-        "micro-batch\n"
-    )
 
 
 def test_an_order_without_an_owner_waits_for_one(run: Callable[..., Ran], owner: Owner, queues: Sequence[MessageQueue]) -> None:
@@ -473,44 +381,3 @@ def test_a_group_shows_what_is_parked_with_its_queue(
     assert run("group", "list").rows == [
         {"group": "g", "topics": ["a", "b"], "queues": 3, "lag": 1, "owned_queues": 3, "alive": True}
     ]
-
-
-def test_a_queue_with_nothing_but_parked_messages_is_shown(
-    run: Callable[..., Ran], broker: Broker, owner: Owner, queues: Sequence[MessageQueue]
-) -> None:
-    first, second, _ = queues
-    broker.groups.commit({owner.tokens[second]: 1})
-    owner.park(first, Ticket(0, 3, 1, HELD))
-    owner.leave()
-    broker.admin.release("g", list(queues), force=True)
-    found = run("group", "describe", "g").rows
-    assert (0, 1) in shown(found, "queue_id", "parked")
-
-
-def test_the_lots_are_topics_like_those_of_dead_letters(
-    run: Callable[..., Ran], owner: Owner, queues: Sequence[MessageQueue]
-) -> None:
-    owner.park(queues[0], Ticket(0, 3, 1, HELD))
-    assert shown(run("topic", "list").rows, "topic", "messages") == [("%PARKED%g%a", 1), ("a", 12), ("b", 1)]
-
-
-def test_parked_messages_on_a_terminal_of_80_columns(text: Run, owner: Owner, queues: Sequence[MessageQueue]) -> None:
-    first, second, _ = queues
-    owner.park(first, Ticket(0, 12, 9, soon(HOUR), "ConnectionError: payment service is away " * 5), Ticket(3, 0, 0, AT_ONCE))
-    owner.park(second, Ticket(2, 16, 12, HELD, "ValueError: no"))
-    for command, rows, ends in (
-        (
-            ["parked", "list", "g"],
-            ["a 0 x 2 in 60 m 12 ", "a 1 offset 2 1 held 16 "],
-            "…",
-        ),
-        (["group", "describe", "g"], ["a 0 - 6 2 60 m billing", "a 1 - 6 1 - billing", "b 0 - 1 0 - billing"], "yes"),
-        (["top", "g"], ["g a 0 - 6 2", "g a 1 - 6 1", "g b 0 - 1 0"], "yes"),
-    ):
-        lines = [line for line in text(*command, width=80).splitlines() if line.strip()]
-        assert max(map(len, lines)) <= 80
-        # A header, a rule, and one line for each row, so nothing is wrapped.
-        found = [" ".join(line.split()) for line in lines[-len(rows) :]]
-        assert [line[: len(row)] for line, row in zip(found, rows, strict=True)] == rows
-        assert found[0].endswith(ends)
-        assert "parked" in lines[-len(rows) - 2]

@@ -62,21 +62,3 @@ def test_a_queue_that_is_not_there_is_refused_with_those_that_are(text: str, que
 def test_what_is_no_queue(text: str) -> None:
     with pytest.raises(OptionError, match="Write for example 3, broker-a/3 or orders/broker-a/0"):
         queue_names.find(text, TWO)
-
-
-@pytest.mark.parametrize("text", ["", "/1", "orders/", "orders/x", "orders//1", "orders/a/b/1", "orders/a/x"])
-def test_what_names_no_topic_or_queue(text: str) -> None:
-    with pytest.raises(OptionError, match="neither TOPIC nor TOPIC/BROKER/QUEUE"):
-        queue_names.topic_of(text)
-
-
-def test_a_topic_is_all_of_its_queues() -> None:
-    assert queue_names.find_all("orders", TWO) == TWO
-
-
-def test_the_broker_is_a_column_where_there_is_more_than_the_embedded_one() -> None:
-    def titles(queues: list[MessageQueue]) -> list[str]:
-        return [column.title for column in queue_names.columns([queue_names.queue_fields(queue) for queue in queues])]
-
-    assert titles(ONE) == ["topic", "queue"]
-    assert titles(TWO) == ["topic", "broker", "queue"]

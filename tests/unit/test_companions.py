@@ -55,25 +55,12 @@ def test_a_companion_is_read_and_committed_under_a_token_of_its_leaders_lock() -
     assert commit.offsets[parked(token(Q[0]))] == 3
 
 
-def test_locks_are_renewed_and_asked_for_without_companions() -> None:
-    made = began()
-    assert sorted(one.queue for one in made.tokens()) == Q
-    assert made.boundary(Checkpoint(), Q) == []
-
-
 @pytest.mark.holds("lot follows its queue")
 def test_a_hand_over_takes_the_companion_along() -> None:
     made = began(Policy.HAND_OVER)
     made.strategy = lambda queues, members: [Q[1]]
     actions = made.boundary(Checkpoint(), Q)
     assert actions == [Unlock((token(Q[0]),), ())]
-    assert sorted(made.owned) == [P[1], Q[1]]
-    made._check()
-
-
-def test_a_lost_leader_loses_its_companion() -> None:
-    made = began()
-    assert made.lost([token(Q[0])]) == [Q[0]]
     assert sorted(made.owned) == [P[1], Q[1]]
     made._check()
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-import io
-import logging
 import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from ordered_source.stream_reader import StreamReader
 from orderedmq.conditions import OptionCondition
 from orderedmq.errors import OptionError
 from orderedmq.routing.selector import FunctionSelector, load_function
@@ -77,22 +73,6 @@ def test_a_fault_keeps_frames_and_causes(call: Callable[..., Any]) -> None:
     assert [line for line in lines if line == "OSError: gone"]
 
 
-def test_the_whole_is_logged_for_who_asks() -> None:
-    # Not pytest's handler: after Spark has raised an error in this process, its loggers change the format of existing handlers.
-    log, text = logging.getLogger("orderedmq"), io.StringIO()
-    handler = logging.StreamHandler(text)
-    log.addHandler(handler)
-    before = log.level
-    log.setLevel(logging.DEBUG)
-    try:
-        told(CALLS["a method"], OptionError(OptionCondition.MISSING, "set topic"), OSError("gone"))
-    finally:
-        log.removeHandler(handler)
-        log.setLevel(before)
-    assert "in deep" in text.getvalue()
-    assert "OSError: gone" in text.getvalue()
-
-
 def test_what_a_users_own_code_raised_stays_as_the_cause(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def choose(keys: pa.Array, n: int) -> Any:
         return np.array([1 // 0 for _ in keys])
@@ -106,8 +86,3 @@ def test_what_a_users_own_code_raised_stays_as_the_cause(tmp_path: Any, monkeypa
     with pytest.raises(OptionError, match="cannot be loaded") as invalid:
         concise(load_function)("broken_module_of_a_test:choose")
     assert "in half" in "".join(traceback.format_exception(invalid.value))
-
-
-def test_spark_sees_the_parameters_of_the_methods() -> None:
-    """Spark inspects whether ``latestOffset`` takes a limit."""
-    assert list(inspect.signature(StreamReader.latestOffset).parameters) == ["self", "start", "limit"]

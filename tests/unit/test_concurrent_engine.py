@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orderedmq.errors import LockError, OptionError
+from orderedmq.errors import LockError
 from orderedmq.listening.concurrent_engine import ConcurrentEngine, ConcurrentSettings
 from orderedmq.listening.engine import (
     Batch,
@@ -159,11 +159,6 @@ def test_after_its_retries_a_message_is_a_dead_letter(most: int, retried: int, l
     assert made.letters == [7] * letter
 
 
-def test_a_level_below_zero_makes_dead_letters_of_what_was_not_done() -> None:
-    made = task(lambda batch: (SUCCESS, 0, -1), consume_message_batch_max_size=3)
-    assert told(made.run(3)) == [(0, "SUCCESS", 1), (1, "DEAD_LETTER", 1), (2, "DEAD_LETTER", 1)]
-
-
 @pytest.mark.holds("own failure")
 @pytest.mark.parametrize(("ack_index", "retries"), [(ALL, 0), (ALL, 1), (0, 0), (-1, 0)])
 def test_a_good_message_is_no_dead_letter_because_of_its_neighbours(ack_index: int, retries: int) -> None:
@@ -204,13 +199,6 @@ def test_while_the_lot_is_full_a_message_comes_again_after_5_seconds() -> None:
     assert made.slept == 15.0
     [warning] = made.engine.warnings
     assert "full" in warning
-
-
-def test_a_refused_write_is_tried_again() -> None:
-    made = task(lambda batch: (LATER, ALL, -1 if batch.messages[0]._offset else 0))
-    made.refuse = 3
-    assert sorted(told(made.run(2))) == [(0, "PARKED", 1), (1, "DEAD_LETTER", 1)]
-    assert made.slept > 0
 
 
 def test_a_lost_lock_waits_for_the_calls_under_way() -> None:
@@ -266,16 +254,3 @@ def test_every_message_is_decided_or_parked_once(
     put = [one._offset for one in made.parked]
     assert Counter(put) == Counter(one.begin for one in outcomes if one.status == "PARKED")
     assert all(len(offsets) <= size for offsets in made.calls)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [("consume_message_batch_max_size", 0), ("concurrency", 1025), ("max_reconsume_times", -2)]
-)
-def test_settings_are_checked(name: str, value: int) -> None:
-    with pytest.raises(OptionError, match=name):
-        ConcurrentSettings(**{name: value})
-
-
-def test_a_context_begins_as_in_rocketmq() -> None:
-    context = ConsumeConcurrentlyContext(QUEUE)
-    assert (context.delay_level_when_next_consume, context.ack_index) == (0, 2**31 - 1)

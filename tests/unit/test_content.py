@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from orderedmq.rocketmq.sink.message_stamp import digests
 from orderedmq.routing.content_hash import content_hash64
-from orderedmq.routing.selector import HashSelector, selector
-from orderedmq.routing.sharding_key import HashedKeys
+from orderedmq.routing.selector import selector
 from orderedmq.schema import PRODUCER_SCHEMA
 
 TEXT = st.sampled_from([None, "", "a", "b"])
@@ -60,12 +59,6 @@ def test_a_rows_hash_depends_on_nothing_but_the_row(rows, begin, draw):
     assert content_hash64(whole.slice(begin)).tolist() == hashes[begin:]
 
 
-def test_an_absent_column_is_one_of_nothing():
-    plain = bodies([b"a", b"b"])
-    full = batch([{"body": b"a", "tags": "", "keys": None, "properties": [("x", "")]}, {"body": b"b"}])
-    assert content_hash64(plain).tolist() == content_hash64(full).tolist()
-
-
 def test_a_retry_by_another_version_finds_its_queues():
     rows = batch([{"body": b"created", "tags": "t", "properties": [("p", "1"), ("q", "2")]}, {"body": b"created", "keys": "t"}])
     assert content_hash64(rows).tolist() == [13078426841738528797, 11883294904364624436]
@@ -91,20 +84,3 @@ def test_rows_in_another_order_and_other_batches_go_to_the_same_queues(name):
         part = shuffled[begin : begin + 350]
         assert again.select(bodies(part), None, 7).tolist() == [first[name] for name in part]
     assert np.bincount(list(first.values()), minlength=7).min() > 100
-
-
-def test_only_rows_without_a_key_go_by_content():
-    rows = bodies([b"1", b"2", b"3"])
-    keys = pa.array(["a", None, "b"])
-    chosen = HashSelector(by_content=True).select(rows, HashedKeys(keys), 1000).tolist()
-    assert chosen[::2] == [97, 98]
-    assert chosen[1] == HashSelector(by_content=True).select(rows, None, 1000)[1]
-    turned = HashSelector(by_content=True).select(
-        rows.take(pa.array([1, 0, 2])), HashedKeys(keys.take(pa.array([1, 0, 2]))), 1000
-    )
-    assert turned.tolist() == [chosen[1], 97, 98]
-
-
-def test_random_by_content_spreads_rows_of_one_key():
-    rows = bodies([b"%d" % number for number in range(100)])
-    assert len(set(selector("random", 0, by_content=True).select(rows, pa.repeat("k", 100), 4).tolist())) == 4

@@ -20,7 +20,7 @@ from orderedmq.broker import SinkBatch
 from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.embedded.check import check
 from orderedmq.endpoint import Endpoint
-from orderedmq.errors import LockError, OptionError
+from orderedmq.errors import LockError
 from orderedmq.model import DEAD_LETTER_PREFIX, MessageQueue, OffsetRange
 from orderedmq.ownership.lock import LockToken
 from orderedmq.ownership.micro_batch import SourceRun
@@ -78,11 +78,6 @@ def passed(batches: Sequence[pa.RecordBatch]) -> list[str]:
     return [body.decode() for batch in found for body in batch.column("body").to_pylist()]
 
 
-def test_what_is_marked_is_stored_with_its_origin_and_the_rest_passes_in_order(world: World) -> None:
-    assert passed([world.batch(0, [1, 2], 0, 4), world.batch(0, [], 4, 6)]) == ["0:0", "0:3", "0:4", "0:5"]
-    assert world.letters() == [(b"0:1", "b", 1, "bad 1"), (b"0:2", "a", 2, "bad 2")]
-
-
 def test_a_task_that_runs_again_puts_nothing_aside_twice_and_adds_what_is_new(world: World) -> None:
     for bad in ([1, 2], [1, 2], [1, 2, 5]):
         assert passed([world.batch(0, bad)]) == [f"0:{n}" for n in range(6) if n not in bad]
@@ -113,13 +108,6 @@ def test_an_owner_that_lost_its_queue_stores_nothing_and_lets_nothing_pass(world
     with pytest.raises(LockError, match=r"LOCK\.LOST"):
         list(separate(iter([world.batch(0, [2], token=stale)])))
     assert not any(topic.name.startswith(DEAD_LETTER_PREFIX) for topic in world.broker.log.topics())
-
-
-def test_rows_without_a_lock_are_refused_though_none_of_them_is_marked(world: World) -> None:
-    batch = world.batch(0, [])
-    bare = batch.set_column(batch.schema.get_field_index("lock_token"), "lock_token", pa.nulls(6, pa.string()))
-    with pytest.raises(OptionError, match=r"dead_letter got rows of queue orders/embedded/0 that were read without a lock"):
-        list(separate(iter([bare])))
 
 
 #: The number of messages, and of messages per micro-batch, in the test that kills processes.

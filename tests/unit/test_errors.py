@@ -6,16 +6,13 @@ import pickle
 from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 import orderedmq
 from orderedmq.conditions import LockCondition, StoreCondition, StoreFullCondition, UnavailableCondition
-from orderedmq.demo.play import DemoError
 from orderedmq.errors import ErrorOf, OptionError, OrderedMQError, RocketMQError, StoreError, StoreFullError, TopicError
-from orderedmq.model import DEAD_LETTER_PREFIX, RETRY_PREFIX, missing_topic
-from orderedmq.testing import QueryTestError
 from orderedmq.tools.producer import Producer
 
 
@@ -54,27 +51,6 @@ def test_every_condition_of_a_class_is_its_name_and_survives_pickling(kind: type
 def test_a_condition_of_another_class_is_refused_though_its_text_may_be_the_same(kind: Any, sub: StrEnum) -> None:
     with pytest.raises(AssertionError, match=f"{kind.__name__} has no condition"):
         kind(sub, "what happened")
-
-
-def test_two_classes_never_share_a_condition() -> None:
-    named = [f"{kind.family}.{sub}" for kind in classes() for sub in cast(type[StrEnum], kind.conditions)]
-    assert len(named) == len(set(named))
-    assert {DemoError, QueryTestError} <= set(classes())
-
-
-@pytest.mark.parametrize(
-    ("topic", "says"),
-    [
-        (f"{DEAD_LETTER_PREFIX}billing", "the broker makes it with the first dead letter of group 'billing'"),
-        (f"{RETRY_PREFIX}billing", "RocketMQ makes it when the first consumer of group 'billing' connects"),
-    ],
-)
-def test_a_missing_topic_of_a_group_is_not_to_be_created(topic: str, says: str) -> None:
-    error = missing_topic(topic)
-    assert error.condition == "ORDEREDMQ_TOPIC.MISSING"
-    assert says in error.message
-    assert "create" not in error.message
-    assert "create" in missing_topic("orders").message
 
 
 @pytest.mark.parametrize("address", ["path", "namesrv_addr"])

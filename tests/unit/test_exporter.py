@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -12,7 +11,6 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-import orderedmq
 from orderedmq.broker import LockInfo, MemberInfo
 from orderedmq.connections import reach
 from orderedmq.embedded.broker import EmbeddedBroker
@@ -26,8 +24,8 @@ from orderedmq.tools.dead_letters import LetterCount
 from orderedmq.tools.group_state import GroupQueue, group_queues
 from orderedmq.ui import metrics, watches
 from orderedmq.ui.guard import Rules
-from orderedmq.ui.lag_history import CommitTimes, Owners
-from orderedmq.ui.metrics import METRICS, BrokerCollector, Reached, exporter_app, samples
+from orderedmq.ui.lag_history import CommitTimes
+from orderedmq.ui.metrics import BrokerCollector, Reached, exporter_app, samples
 from orderedmq.ui.server import listen, server
 from orderedmq.ui.shared_look import SharedLook
 from orderedmq.ui.watches import BrokerNow, GroupNow, QueueNow, StoreTimes, Watches
@@ -85,12 +83,6 @@ def test_a_look_says_how_far_each_queue_is_behind_and_until_when_its_messages_ar
     assert told(look, NOW - 200)["orderedmq_group_lag_seconds"][a] == 0
 
 
-def test_a_group_without_an_offset_has_the_whole_queue_to_process_and_no_next_offset() -> None:
-    found = told(BrokerNow(NOW, [group(state(A, None, 3, 9))], {}, {}, {}), NOW)
-    assert list(found["orderedmq_group_lag_messages"].values()) == [6]
-    assert found["orderedmq_group_next_offset"] == {}
-
-
 def test_a_lock_is_told_with_its_owners_name_and_is_over_if_the_owner_is_dead() -> None:
     queues = [state(A, 0, 0, 0, lock(A)), state(B, 0, 0, 0, lock(B, alive=False)), state(C, 0, 0, 0)]
     found = told(BrokerNow(NOW, [group(*queues)], {}, {}, {}), NOW + 5)
@@ -119,21 +111,6 @@ def test_members_hand_overs_letters_and_parked_keys_are_counted() -> None:
     denied = told(BrokerNow(NOW, [group(state(A, 4, 0, 4))], {}, {}, {}), NOW)
     assert denied["orderedmq_group_dead_letters_total"] == {}, "without the right to see dead letters, there must be no sample"
     assert denied["orderedmq_group_parked_oldest_age_seconds"] == {}
-
-
-def test_names_follow_the_conventions_and_labels_are_few() -> None:
-    assert len({kind.name for kind in METRICS}) == len(METRICS)
-    for kind in METRICS:
-        assert kind.name == "orderedmq_up" or kind.name.startswith(("orderedmq_group_", "orderedmq_exporter_"))
-        assert set(kind.labels) <= {"group", "topic", "broker", "queue", "owner", "condition"}
-        assert ("group" in kind.labels) == kind.name.startswith("orderedmq_group_")
-
-
-def test_a_queue_is_handed_over_when_it_comes_to_another_owner_than_its_last_one() -> None:
-    owners = Owners()
-    for when, found in enumerate([{A: "one", B: "one"}, {B: "one"}, {A: "one", B: "two"}, {}, {A: "two", B: "two"}]):
-        owners.see(when, found)
-    assert owners.handed_over == 2
 
 
 def test_the_time_of_a_commit_is_when_the_offset_was_seen_to_move() -> None:
@@ -251,31 +228,6 @@ def test_page_and_exporter_serve_what_the_broker_has(shop: Shop) -> None:
         assert list(found["orderedmq_group_handovers_total"]) == [(GROUP,)], "the group of the replays must not be shown"
 
 
-def test_a_query_that_hangs_with_nothing_left_to_do_is_seen_when_messages_come(shop: Shop) -> None:
-    """The query's own listener continues to report a lag of 0, and its locks are still renewed."""
-    watches = Watches(shop.broker)
-    shop.broker.groups.commit(dict.fromkeys(shop.tokens.values(), 6))
-    first = watches.everything().get()
-    assert set(told(first, first.when)["orderedmq_group_lag_seconds"].values()) == {0}
-    shop.broker.log.append({shop.queues[0]: rows([b"late"], "x")})
-    look = until(lambda: (found := watches.everything().get()) is not first and found)
-    later = told(look, look.when + 400)
-    place = (GROUP, "orders", "embedded", "0")
-    assert later["orderedmq_group_lag_messages"][place] == 1
-    assert later["orderedmq_group_lag_seconds"][place] >= 400
-    assert later["orderedmq_group_last_commit_age_seconds"][place] >= 400
-
-
-def test_scrapers_share_a_look_and_its_rendering(shop: Shop) -> None:
-    with exporting(shop.store) as site:
-        scraped(site)
-        # The first scrape also loaded modules, so compare later ones.
-        until(lambda: scraped(site) and site.get("/metrics").text == site.get("/metrics").text)
-        both = site.get("/metrics", accept="application/openmetrics-text; version=1.0.0")
-        assert both.headers["content-type"].startswith("application/openmetrics-text")
-        assert both.text.endswith("# EOF\n")
-
-
 def test_a_broker_that_goes_away_and_comes_back_is_said_and_ends_nothing(shop: Shop) -> None:
     told: list[str] = []
     with exporting(shop.store, told) as site:
@@ -290,21 +242,6 @@ def test_a_broker_that_goes_away_and_comes_back_is_said_and_ends_nothing(shop: S
         back = until(lambda: (found := scraped(site))["orderedmq_up"][()] == 1 and found)
         assert sum(back["orderedmq_group_lag_messages"].values()) == 22
         assert told[1:] == ["the broker can be reached again"]
-
-
-def test_a_store_that_was_replaced_is_opened_again(tmp_path: Path) -> None:
-    path = tmp_path / "store"
-    with exporting(path) as site:
-        assert up(site) == 0, "the exporter must run before the store exists"
-        for name in ("first", "second"):
-            shutil.rmtree(path, ignore_errors=True)
-            with orderedmq.connect(path) as broker:
-                broker.admin.create_topic(name, 1)
-                client = broker.groups.join("me")
-                broker.groups.heartbeat("g", client, Subscription("shared", name, "averagely"))
-                broker.groups.lock("g", client, broker.log.queues(name))
-                place = ("embedded", "g", "0", name)
-                until(lambda: place in scraped(site).get("orderedmq_group_lag_messages", {}))  # noqa: B023
 
 
 def test_a_scrape_does_not_wait_for_a_look_that_takes_long(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -347,13 +284,6 @@ def test_a_scrapers_token_opens_the_metrics_and_no_page(shop: Shop) -> None:
         assert site.post("/login", [("token", SCRAPER)], mark=False).status == 403
         cookie = site.post("/login", [("token", TOKEN)], mark=False).headers["set-cookie"].partition(";")[0]
         assert scraped(site, cookie=cookie)["orderedmq_up"] == {(): 1}, "whoever may see the page may see its metrics"
-
-
-def test_a_page_with_a_token_and_none_for_scrapers_says_what_to_set(shop: Shop) -> None:
-    with served(shop.broker, token=TOKEN, hosts=None) as site:
-        refused = site.get("/metrics", **bearer(TOKEN))
-        assert refused.status == 401
-        assert "ORDEREDMQ_METRICS_TOKEN" in refused.text
 
 
 def test_without_a_token_the_metrics_are_for_this_machine(shop: Shop) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import graphlib
 import re
 import subprocess
 import sys
@@ -62,21 +61,6 @@ def test_a_module_that_says_it_is_pure_is_pure(graph: grimp.ImportGraph) -> None
             impurities |= {f"{name} calls {call}" for call in calls & {"open", "input"}}
     assert impurities - set(contract["ignore_imports"]) == set()
     assert claims > 40
-
-
-def test_no_two_classes_have_one_name() -> None:
-    """A reader could mistake a class in one module for the class of the same name in another."""
-    defined: dict[str, list[str]] = {}
-    for name, path in MODULES.items():
-        for node in ast.parse(path.read_text()).body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                defined.setdefault(node.name, []).append(name)
-    assert {name: modules for name, modules in defined.items() if len(modules) > 1} == {}
-
-
-def test_no_modules_import_each_other_in_a_circle(graph: grimp.ImportGraph) -> None:
-    imports = {name: graph.find_modules_directly_imported_by(name) & MODULES.keys() for name in graph.modules & MODULES.keys()}
-    graphlib.TopologicalSorter(imports).prepare()
 
 
 def test_importing_the_package_loads_neither_arrow_nor_spark() -> None:

@@ -71,13 +71,6 @@ def test_java_home_that_will_do_is_left_alone(machine: Path, tmp_path: Path, mon
     assert dict(os.environ) == before
 
 
-def test_java_on_path_that_will_do_is_left_alone(machine: Path) -> None:
-    program = fake_java(machine, "21.0.1")
-    before = dict(os.environ)
-    assert java.ensure_java() == program
-    assert dict(os.environ) == before
-
-
 @pytest.mark.parametrize("version", ["1.8.0_392", "11.0.21"])
 def test_an_old_java_home_does_not_hide_a_good_java_on_path(
     version: str, machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

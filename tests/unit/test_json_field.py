@@ -73,10 +73,6 @@ def test_what_is_no_object_is_named(objects: list[bytes], row: int, why: str) ->
     assert len(str(found.value)) < 200
 
 
-def test_a_name_that_is_not_utf_8() -> None:
-    assert values(pa.array([b'{"a":1}', b'{"\\udcff":"x"}']), "\udcff").to_pylist() == [None, "x"]
-
-
 def test_no_objects_and_no_text() -> None:
     assert values(pa.array([], pa.binary()), "a").to_pylist() == []
     with pytest.raises(BadJson, match="there is no text"):

@@ -325,47 +325,6 @@ def told(outcomes: list[Outcome]) -> list[tuple[int, str]]:
     return [(one.begin, one.status) for one in outcomes]
 
 
-def test_a_key_that_fails_is_parked_with_what_follows_it_and_others_go_on() -> None:
-    made = engine("bad", "good", "bad", "good", in_batch_attempts=2)
-    calls: list[int] = []
-
-    def listener(batch: Batch) -> ConsumeOrderlyStatus:
-        calls.append(batch.messages[0]._offset)
-        return SUSPEND if batch.messages[0]._key == "bad" else SUCCESS
-
-    assert told(drained(made, listener)) == [(1, "SUCCESS"), (3, "SUCCESS"), (0, "PARKED"), (2, "PARKED")]
-    assert calls == [0, 1, 3, 0]
-
-
-def test_a_head_whose_attempts_are_used_up_is_a_dead_letter_and_its_key_goes_on() -> None:
-    lot = [message(7, "a", attempts=2), Message(8, "a")]
-    made = KeyEngine(QUEUE, OrderPerKey(max_reconsume_times=2), 0.0, LotView(planned=lot))
-    assert told(drained(made, lambda batch: SUSPEND if batch.messages[0]._offset == 7 else SUCCESS)) == [
-        (7, "DEAD_LETTER"),
-        (8, "SUCCESS"),
-    ]
-
-
-def test_with_hold_the_key_stays_parked() -> None:
-    lot = [message(7, "a", attempts=2), Message(8, "a")]
-    made = KeyEngine(QUEUE, OrderPerKey(max_reconsume_times=2, on_exhausted="hold"), 0.0, LotView(planned=lot))
-    held: list[Message] = []
-    while not isinstance(action := made.next(0.0), Done):
-        match action:
-            case CheckLock():
-                made.lock(True, 0.0)
-            case Consume(batch):
-                made.consumed(batch, answer(SUSPEND), 0.0)
-            case Park(messages):
-                held += messages
-                made.was_parked([True] * len(messages))
-            case Pull():
-                made.close()
-            case _:
-                raise AssertionError(action)
-    assert [(one._offset, one._held) for one in held] == [(7, True), (8, False)]
-
-
 @pytest.mark.holds("own failure")
 @pytest.mark.parametrize(
     ("names", "attempts", "calls"),
@@ -424,11 +383,6 @@ def test_a_batch_that_fails_after_its_time_is_divided_before_its_key_is_parked()
     assert told(drained(made, listener)) == [(0, "SUCCESS"), (1, "PARKED"), (2, "PARKED")]
 
 
-def test_with_minus_one_no_message_is_ever_a_dead_letter() -> None:
-    made = KeyEngine(QUEUE, OrderPerKey(max_reconsume_times=-1), 0.0, LotView(planned=[message(7, "a", attempts=10**6)]))
-    assert told(drained(made, lambda batch: SUSPEND)) == [(7, "PARKED")]
-
-
 def test_a_full_lot_is_a_warning_and_the_key_is_tried_again() -> None:
     tries = Counter[int]()
 
@@ -464,14 +418,6 @@ def test_a_batch_has_one_key_and_messages_without_a_key_go_alone() -> None:
 
     drained(made, listener)
     assert sorted(batches) == [[0, 2], [1], [3], [4]]
-
-
-@pytest.mark.parametrize("status", [ConsumeOrderlyStatus.COMMIT, ConsumeOrderlyStatus.ROLLBACK])
-def test_commit_and_rollback_are_refused_by_name(status: ConsumeOrderlyStatus) -> None:
-    made = engine("a", in_batch_attempts=1)
-    [outcome] = drained(made, lambda _: status)
-    assert outcome.status == "PARKED"
-    assert status.name in (outcome.error or "")
 
 
 def test_a_lost_lock_starts_no_call_and_waits_for_those_under_way() -> None:

@@ -6,13 +6,11 @@ from typing import Any
 
 import pytest
 
-from orderedmq.errors import ListenerError
 from orderedmq.listening.listener import Caller, ConsumeOrderlyContext, ConsumeOrderlyStatus
 from orderedmq.model import MAX_PROPERTIES_BYTES, MessageQueue
 from orderedmq.rows.dead_letters import (
     MAX_ERROR_BYTES,
     REPLAYS,
-    dead_letter_id,
     dead_letter_properties,
     replayed_once_more,
     replays,
@@ -85,27 +83,6 @@ def test_a_listener_whose_objects_have_no_text_has_an_error_too() -> None:
     assert call(lambda m, c: Silent()) == ((None, said), [])
 
 
-def test_a_coroutine_is_no_answer_and_is_closed() -> None:
-    async def book(messages: Any, context: Any) -> ConsumeOrderlyStatus:
-        return SUCCESS
-
-    def listener(messages: Any, context: Any) -> Any:
-        return book(messages, context)
-
-    log: list[Any] = []
-    with pytest.raises(ListenerError, match=r"NOT_AWAITED.*test_listener_calls\.\S*listener returned a coroutine.*async def"):
-        call(listener, Hook(log))
-    assert [one[0] for one in log] == ["before"]
-
-
-def test_being_interrupted_is_no_answer() -> None:
-    def interrupted(messages: Any, context: Any) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        call(interrupted)
-
-
 def test_a_hook_that_raises_is_a_warning() -> None:
     log: list[Any] = []
     answer, warnings = call(lambda m, c: SUCCESS, Hook(log, fails=True), Hook(log))
@@ -115,14 +92,6 @@ def test_a_hook_that_raises_is_a_warning() -> None:
 
 
 # -- dead letters ------------------------------------------------------------------------------------------------------------
-
-
-def test_a_dead_letters_id_is_group_queue_and_offset() -> None:
-    assert dead_letter_id("billing", QUEUE, 17) == "billing/orders/embedded/3/17"
-    others = {
-        dead_letter_id(g, MessageQueue(t, b, q), o) for g in "ab" for t in "ab" for b in "ab" for q in (1, 11) for o in (1, 11)
-    }
-    assert len(others) == 32
 
 
 def size(properties: dict[str, str]) -> int:

@@ -43,10 +43,8 @@ from orderedmq.options.source import SourceOptions
 from orderedmq.parking.lot import Lot
 from orderedmq.parking.rules import Command, lot_token, parked_queue
 from orderedmq.schema import MESSAGE_SCHEMA
-from orderedmq.tools import dead_letters, parked
-from orderedmq.tools.replay import Replayed, replay
+from orderedmq.tools import parked
 from tests.contract.support import locked, rows
-from tests.engine_messages import FULL
 from tests.waits import until
 
 QUEUE = MessageQueue("orders", "embedded", 0)
@@ -201,17 +199,6 @@ def test_each_time_a_key_fails_it_waits_longer_until_its_head_is_a_dead_letter_a
     )
 
 
-def test_a_dead_letter_says_how_often_it_was_tried_whatever_columns_there_are(rig: Rig) -> None:
-    names = tuple(name for name in COLUMNS if name != "reconsume_times")
-    kind = rig.by_key(bad("a"), max_reconsume_times=1)
-    rig.send("a")
-    assert rig.run(kind, columns=names) == [(0, "PARKED", 1, 10)]
-    rig.now += 10
-    assert rig.run(kind, planned=True, columns=names) == [(0, "DEAD_LETTER", 2, None)]
-    (letter,) = rig.broker.log.pull(MessageQueue("%DLQ%g", "embedded", 0), 0, 9, 1 << 20, ("properties",)).to_pylist()
-    assert dict(letter["properties"])["RECONSUME_TIME"] == "1"
-
-
 def test_a_message_that_comes_back_is_as_it_was_sent_and_says_how_often_it_was_tried(rig: Rig) -> None:
     seen: list[tuple[Any, ...]] = []
 
@@ -228,34 +215,6 @@ def test_a_message_that_comes_back_is_as_it_was_sent_and_says_how_often_it_was_t
     assert (row["status"], row["attempts"], row["error"]) == ("SUCCESS", 3, error)
     assert [one[:4] for one in seen] == [seen[0][:4]] * 3
     assert [one[4] for one in seen] == [0, 1, 2]
-
-
-@pytest.mark.parametrize("answer", [SUSPEND, None, ValueError("no such customer"), "yes"])
-def test_whatever_is_not_success_is_tried_again_while_other_keys_go_on(rig: Rig, answer: Any) -> None:
-    def once(message: Any) -> Any:
-        if rig.heard != [[0]]:
-            return SUCCESS
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    rig.send("a", "b")
-    assert rig.run(rig.by_key(once, in_batch_attempts=2)) == [(1, "SUCCESS", 1, None), (0, "SUCCESS", 2, None)]
-    assert rig.heard == [[0], [1], [0]]
-
-
-def test_a_replayed_dead_letter_of_a_key_that_is_parked_comes_behind_what_is_parked(rig: Rig) -> None:
-    rig.send("a", "a")
-    kind = rig.by_key(bad("a"), max_reconsume_times=0)
-    rig.run(rig.by_key(lambda message: SUSPEND if message.queue_offset == 0 else SUCCESS, max_reconsume_times=0))
-    rig.send("a")
-    assert rig.run(rig.by_key(bad("a"))) == [(2, "PARKED", 1, 10)]
-    replay(rig.broker, [LETTERS], dead_letters.ALL, Replayed())
-    rig.heard.clear()
-    assert rig.run(kind) == [(3, "PARKED", 0, None)]
-    rig.now += 10
-    assert rig.run(rig.by_key(bad()), planned=True) == [(2, "SUCCESS", 2, None), (3, "SUCCESS", 1, None)]
-    assert rig.heard == [[2], [3]]
 
 
 def test_hooks_are_called_around_each_call_in_its_thread(rig: Rig) -> None:
@@ -339,37 +298,6 @@ def test_a_repeat_of_a_planned_lot_honours_what_was_parked_again(rig: Rig) -> No
     assert (outcomes, rig.heard) == ([(0, "PARKED", 0, None), (1, "SUCCESS", 2, None)], [[1]])
     part.close()  # type: ignore[attr-defined]
     assert end == 3
-
-
-@pytest.mark.holds("full lot")
-def test_a_full_lot_is_a_warning_and_the_key_is_tried_again(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
-    rig.send("a", "a")
-    rig.room = 1
-    tries: list[int] = []
-
-    def answer(message: Any) -> Any:
-        tries.append(message.queue_offset)
-        return SUSPEND if len(tries) < 4 else SUCCESS
-
-    assert rig.run(rig.by_key(answer)) == [(0, "SUCCESS", 4, None), (1, "SUCCESS", 1, None)]
-    assert "parkingLotMaxMessages" in caplog.text
-
-
-def test_while_the_broker_cannot_park_the_task_waits_and_tries_again(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    park, refusals = EmbeddedGroups.park, [1, 1]
-
-    def refusing(self: EmbeddedGroups, *what: Any) -> list[bool]:
-        if refusals:
-            refusals.pop()
-            raise FULL
-        return park(self, *what)
-
-    monkeypatch.setattr(EmbeddedGroups, "park", refusing)
-    rig.send("a")
-    assert rig.run(rig.by_key(bad("a"))) == [(0, "PARKED", 1, 10)]
-    assert "message 0 of queue orders/embedded/0 cannot be parked: no room" in caplog.text
 
 
 @pytest.mark.holds("orderly listener")
@@ -496,12 +424,6 @@ def test_what_a_listener_does_to_its_list_and_messages_changes_nothing_of_the_ta
     assert rig.heard == rest
 
 
-def test_messages_of_a_key_that_are_far_apart_go_to_the_listener_together(rig: Rig) -> None:
-    rig.send(*(f"key-{number % 64}" for number in range(2048)))
-    rig.run(rig.by_key(bad(), consume_message_batch_max_size=32), size=5000)
-    assert {len(call) for call in rig.heard} == {32}
-
-
 # -- threads ------------------------------------------------------------------------------------------------------------------
 
 
@@ -615,34 +537,6 @@ def test_after_a_lost_lock_no_call_starts_those_under_way_are_waited_for_and_the
     assert sorted(gate.begun) == sorted(gate.ended) == ["a", "b"]
 
 
-def test_a_lock_that_is_lost_when_a_message_is_parked_waits_for_the_other_calls(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gate, asked = Gate(), threading.Event()
-
-    def listen(messages: Sequence[Any], context: Any) -> Any:
-        return SUSPEND if messages[0].sharding_key == "bad" else gate(messages, context)
-
-    park = EmbeddedGroups.park
-
-    def refusing(self: EmbeddedGroups, *what: Any) -> list[bool]:
-        rig.broker.admin.release("g", [QUEUE], force=True)
-        asked.set()
-        return park(self, *what)
-
-    monkeypatch.setattr(EmbeddedGroups, "park", refusing)
-    rig.send("bad", "good", "later")
-    running = Running(rig.task(Consumer(listen, OrderPerKey(concurrency=2, in_batch_attempts=1))))
-    assert asked.wait(90)
-    assert running.is_alive()
-    assert gate.ended == []
-    gate.go.set()
-    running.join(60)
-    assert isinstance(running.error, LockError)
-    assert sorted(gate.begun) == sorted(gate.ended) == ["good", "later"]
-    assert rig.lying() == {}
-
-
 def test_an_error_of_the_broker_ends_the_task_at_once_and_no_call_starts(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate()
 
@@ -744,39 +638,6 @@ def test_a_class_that_a_program_defines_is_the_same_in_every_task_of_a_worker() 
     assert first([], None) == second([], None)
 
 
-def test_an_object_that_cannot_be_made_is_a_failure_of_the_call_and_is_tried_again(rig: Rig) -> None:
-    tries: list[int] = []
-
-    class Late:
-        def __init__(self) -> None:
-            tries.append(1)
-            if len(tries) < 3:
-                raise ConnectionError("the database is down")
-
-        def __call__(self, messages: Sequence[Any], context: Any) -> ConsumeOrderlyStatus:
-            return SUCCESS
-
-    rig.send("a")
-    kind = Consumer(Late, OrderPerKey(suspend_current_queue_time_millis=10))
-    assert rig.run(kind) == [(0, "SUCCESS", 3, None)]
-
-
-def test_order_per_queue_takes_a_class_too(rig: Rig, connection: type[Connection]) -> None:
-    rig.send("a", "b")
-    list(shell.consume(rig.read(planned=False, lot=False), Consumer(connection, OrderPerQueue())))
-    assert (len(connection.made), len(connection.used)) == (1, 2)
-
-
-def test_a_child_begins_anew_after_a_fork(connection: type[Connection]) -> None:
-    call = calls.kept(connection)
-    call([], None)
-    child = os.fork()
-    if not child:
-        call([], None)
-        os._exit(len(connection.made))
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
-
-
 # -- refusals --------------------------------------------------------------------------------------------------------------------
 
 
@@ -843,46 +704,6 @@ def test_what_fails_without_order_is_parked_alone_and_others_of_its_key_go_on(ri
     assert rig.run(rig.concurrently(listen), planned=True) == [(0, "PARKED", 2, 30)]
 
 
-def test_of_a_batch_what_lies_above_ack_index_comes_back_after_the_delay_level_that_was_chosen(rig: Rig) -> None:
-    def listen(messages: Sequence[Any], context: ConsumeConcurrentlyContext) -> Any:
-        rig.heard.append([one.queue_offset for one in messages])
-        context.ack_index, context.delay_level_when_next_consume = 0, 5
-        return DONE
-
-    rig.send("a", "b", "c")
-    kind = rig.concurrently(listen, consume_message_batch_max_size=8)
-    assert rig.run(kind) == [(0, "SUCCESS", 1, None), (1, "PARKED", 1, 60), (2, "PARKED", 1, 60)]
-    assert rig.heard == [[0, 1, 2]]
-
-
-def test_a_level_below_zero_makes_a_dead_letter_at_once_and_16_retries_do_too(rig: Rig) -> None:
-    def listen(messages: Sequence[Any], context: ConsumeConcurrentlyContext) -> Any:
-        context.delay_level_when_next_consume = -1 if messages[0].sharding_key == "hopeless" else 1
-        return LATER
-
-    rig.send("hopeless", "slow")
-    assert sorted(rig.run(rig.concurrently(listen))) == [(0, "DEAD_LETTER", 1, None), (1, "PARKED", 1, 1)]
-    for attempt in range(2, 17):
-        rig.now += 1
-        assert rig.run(rig.concurrently(listen), planned=True) == [(1, "PARKED", attempt, 1)]
-    rig.now += 1
-    assert rig.run(rig.concurrently(listen, max_reconsume_times=-1), planned=True) == [(1, "DEAD_LETTER", 17, None)]
-
-
-def test_an_exception_and_no_answer_count_as_reconsume_later(rig: Rig) -> None:
-    def listen(messages: Sequence[Any], context: ConsumeConcurrentlyContext) -> Any:
-        if messages[0].sharding_key == "a":
-            raise ValueError("no such customer")
-        return SUCCESS
-
-    rig.send("a", "b")
-    found = [row for batch in rig.task(rig.concurrently(listen, concurrency=2)) for row in batch.to_pylist()]
-    assert {(row["sharding_key"], row["status"], row["error"]) for row in found} == {
-        ("a", "PARKED", "ValueError: no such customer"),
-        ("b", "PARKED", "the listener returned <ConsumeOrderlyStatus.SUCCESS: 'SUCCESS'>, not a ConsumeConcurrentlyStatus"),
-    }
-
-
 def test_a_repeat_without_order_does_not_consume_what_its_first_attempt_parked(rig: Rig) -> None:
     rig.send("a", "a")
     assert rig.run(rig.concurrently(lambda messages, context: LATER), commit=False) == [
@@ -912,9 +733,3 @@ def test_without_order_each_message_of_a_key_is_due_at_its_own_time(rig: Rig) ->
     assert (one.key, one.offset, one.messages) == ("a", 0, 1)
     parked.give(rig.broker, "g", "retry", parked.chosen("g", [one], ["a"], [], everything=False))
     assert rig.run(done, planned=True) == [(0, "SUCCESS", 2, None)]
-
-
-def test_without_order_a_dataframe_needs_no_sharding_key(rig: Rig) -> None:
-    rig.send("a", "b")
-    names = tuple(name for name in COLUMNS if name != "sharding_key")
-    assert len(rig.run(rig.concurrently(lambda messages, context: DONE), columns=names)) == 2

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from orderedmq.model import MessageQueue
 from orderedmq.ownership import lock as rules
-from orderedmq.ownership.lock import LOCK_LIFE, ClientIdentity, Instant, LockToken, QueueLock
+from orderedmq.ownership.lock import ClientIdentity, Instant, LockToken, QueueLock
 
 Q = MessageQueue("orders", "embedded", 0)
 A1, A2 = ClientIdentity("a", "a@1"), ClientIdentity("a", "a@2")
@@ -73,11 +72,6 @@ def test_a_free_queue_is_granted_and_its_tenure_begins_with_the_epoch():
     assert lock.renewed == at(5.0)
 
 
-def test_asking_again_renews_under_the_same_epoch():
-    again = ask(granted(), A1, 30.0, 2, unasked)
-    assert again == replace(granted(), renewed=at(30.0))
-
-
 def test_another_client_is_refused_and_told_who_holds_it_for_how_long():
     lock = granted()
     assert ask(lock, B1, 20.0, 2) is None
@@ -92,22 +86,6 @@ def test_another_client_is_refused_and_told_who_holds_it_for_how_long():
     )
 
 
-def test_the_same_owner_in_another_living_process_is_refused():
-    assert ask(granted(), A2, 1.0, 2) is None
-
-
-def test_a_restarted_owner_gets_its_dead_processs_lock_at_once_and_its_tenure_goes_on():
-    lock = ask(granted(epoch=4), A2, 1.0, 9, nobody)
-    assert lock is not None
-    assert (lock.client_id, lock.epoch, lock.tenure) == ("a@2", 9, 4)
-
-
-def test_a_dead_owners_lock_is_free_at_once_for_another_and_a_new_tenure_begins():
-    lock = ask(granted(epoch=4), B1, 1.0, 9, nobody)
-    assert lock is not None
-    assert (lock.owner, lock.epoch, lock.tenure) == ("b", 9, 9)
-
-
 def test_a_lock_is_held_at_sixty_seconds_and_taken_over_after():
     lock = granted()
     assert ask(lock, B1, 60.0, 2) is None
@@ -115,13 +93,6 @@ def test_a_lock_is_held_at_sixty_seconds_and_taken_over_after():
     taken = ask(lock, B1, 60.000001, 2, unasked)
     assert taken is not None
     assert taken.owner == "b"
-
-
-def test_a_renewal_prolongs_from_its_own_time():
-    lock = rules.renew(granted(), token_of(granted()), at(50.0))
-    assert lock is not None
-    assert ask(lock, B1, 110.0, 2) is None
-    assert ask(lock, B1, 110.1, 2) is not None
 
 
 def test_a_lock_of_an_earlier_boot_is_expired_whatever_its_clock_says():
@@ -139,48 +110,9 @@ def test_the_same_owner_keeps_its_tenure_across_a_boot():
     assert again.tenure == 3
 
 
-def test_asking_for_an_expired_lock_of_ones_own_is_a_new_grant_in_the_same_tenure():
-    again = ask(granted(epoch=3), A1, 100.0, 8, unasked)
-    assert again is not None
-    assert (again.epoch, again.tenure) == (8, 3)
-
-
-def test_renew_never_grants_a_free_queue():
-    free = given_back(granted())
-    assert rules.renew(free, token_of(granted()), at(2.0)) is None
-    assert rules.renew(None, token_of(granted()), at(2.0)) is None
-
-
-def test_renew_of_an_expired_lock_that_nobody_took_is_still_its_holders():
-    late = rules.renew(granted(), token_of(granted()), at(500.0))
-    assert late is not None
-    assert late.epoch == 1
-    assert late.renewed == at(500.0)
-
-
-def test_renew_after_a_take_over_is_lost():
-    taken = ask(granted(), B1, 61.0, 2, unasked)
-    assert rules.renew(taken, token_of(granted()), at(62.0)) is None
-
-
 def test_renew_does_not_bring_a_lingering_lock_back_to_life():
     lock = lingering(granted(), 1.0, 20.0)
     assert rules.renew(lock, token_of(lock), at(2.0)) is None
-
-
-def test_after_an_unlock_the_same_owner_goes_on_in_its_tenure():
-    again = ask(given_back(granted(epoch=3)), A2, 2.0, 5, unasked)
-    assert again is not None
-    assert (again.epoch, again.tenure) == (5, 3)
-
-
-def test_after_an_unlock_another_owner_begins_a_tenure_and_the_first_ones_is_broken_for_good():
-    other = ask(given_back(granted(epoch=3)), B1, 2.0, 5, unasked)
-    assert other is not None
-    assert other.tenure == 5
-    back = ask(given_back(other), A1, 3.0, 6, unasked)
-    assert back is not None
-    assert (back.owner, back.tenure) == ("a", 6)
 
 
 def test_the_fence_lets_the_last_holder_through_until_somebody_is_granted_the_queue():
@@ -193,11 +125,6 @@ def test_the_fence_lets_the_last_holder_through_until_somebody_is_granted_the_qu
     taken = ask(free, B1, 2.0, 2, unasked)
     assert not rules.is_current(taken, token)
     assert not rules.is_current(None, token)
-
-
-def test_the_fence_stops_the_same_owners_older_epoch():
-    again = ask(granted(), A2, 1.0, 2, nobody)
-    assert not rules.is_current(again, token_of(granted()))
 
 
 def test_a_stale_token_unlocks_nothing():
@@ -230,20 +157,6 @@ def test_lingering_never_prolongs_a_lock():
     assert lingering(granted(), 99.0, 20.0).expired(at(99.1))
 
 
-def test_a_lingering_lock_still_commits_and_can_be_given_back_at_once():
-    lock = lingering(granted(), 10.0, 20.0)
-    assert rules.is_current(lock, token_of(lock))
-    assert rules.is_held(lock, token_of(lock))
-    assert not given_back(lock, 11.0).held
-
-
-def test_a_grant_after_lingering_lives_its_full_life_again():
-    lock = lingering(granted(), 10.0, 5.0)
-    again = ask(lock, A2, 11.0, 2, nobody)
-    assert again is not None
-    assert again.remaining(at(11.0)) == LOCK_LIFE
-
-
 def test_a_seek_frees_the_queue_forgets_the_lineage_and_makes_every_token_stale():
     lock = rules.sought(9, at(5.0))
     assert not rules.is_current(lock, token_of(granted(epoch=3)))
@@ -261,15 +174,6 @@ def test_an_orphaned_lock_holds_for_its_owner_and_a_new_queue_of_the_name_is_fre
         again = ask(orphan, client, 21.0, 2, unasked)
         assert again is not None
         assert (again.epoch, again.tenure, again.orphaned) == (2, 2, False)
-
-
-@pytest.mark.parametrize("seconds", [0.0, 59.9, 60.0])
-def test_age_and_remaining_add_up_to_the_life(seconds):
-    assert granted().age(at(seconds)) + granted().remaining(at(seconds)) == pytest.approx(LOCK_LIFE)
-
-
-def test_a_lock_that_was_given_back_has_nothing_remaining():
-    assert given_back(granted()).remaining(at(1.0)) == 0.0
 
 
 STEPS = st.lists(

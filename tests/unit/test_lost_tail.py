@@ -18,7 +18,6 @@ from orderedmq.demo.result import verify
 from orderedmq.errors import DataLossError, aged_out
 from orderedmq.model import MessageQueue
 from orderedmq.options.source import SourceOptions
-from orderedmq.pulls import pulls
 from orderedmq.tools import dead_letters
 from orderedmq.tools.audit_sides import TopicSide
 from tests.contract.support import refused, rows
@@ -55,12 +54,6 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
 @pytest.fixture
 def log(broker: Broker) -> Any:
     return Shortened(broker)
-
-
-def test_all_that_is_there_comes_in_order(broker: Broker) -> None:
-    found = [batch.column("body").to_pylist() for batch in pulls(broker.log, QUEUE, 2, 9, 3, 1 << 20, ("body",))]
-    assert found == [[b"2", b"3", b"4"], [b"5", b"6", b"7"], [b"8"]]
-    assert list(pulls(broker.log, QUEUE, 5, 5, 3, 1 << 20, ("body",))) == []
 
 
 def side(log: Any) -> None:

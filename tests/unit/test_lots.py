@@ -14,7 +14,7 @@ from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.errors import DataLossError
 from orderedmq.model import MessageQueue
 from orderedmq.parking.lot import Lot
-from orderedmq.parking.rules import AT_ONCE, Ticket, parked_queue
+from orderedmq.parking.rules import AT_ONCE, Ticket
 from orderedmq.schema import PRODUCER_SCHEMA
 
 #: An ordinary queue that serves as the lot.
@@ -33,20 +33,6 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Log]:
 def parked(*messages: tuple[str | None, Ticket]) -> pa.RecordBatch:
     rows = [{"body": b"x", "sharding_key": key, "properties": list(one.to_properties().items())} for key, one in messages]
     return pa.RecordBatch.from_pylist(rows, schema=PRODUCER_SCHEMA)
-
-
-def test_a_lot_that_was_never_made_is_empty(log: Log) -> None:
-    lot, missing = Lot(0), parked_queue("g", QUEUE)
-    assert pulls.end_of_lot(log, missing) == 0
-    pulls.read_lot(log, lot, missing, pulls.end_of_lot(log, missing))
-    assert (lot.messages, lot.end, lot.next_due()) == (0, 0, None)
-
-
-def test_a_lot_is_read_from_where_it_begins_up_to_the_end_that_is_asked_for(log: Log) -> None:
-    log.append({QUEUE: parked(*((f"k{n}", Ticket(n, 1, 1, 1000 + n)) for n in range(5)))})
-    lot = Lot(1)
-    pulls.read_lot(log, lot, QUEUE, 4)
-    assert (list(lot.keys), lot.end, lot.next_due()) == (["k1", "k2", "k3"], 4, 1001)
 
 
 def test_a_lot_is_continued_where_it_ended_and_never_goes_back(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:

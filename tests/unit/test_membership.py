@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from orderedmq.errors import GroupError
-from orderedmq.ownership.lock import LOCK_LIFE, RENEW_INTERVAL, ClientIdentity, Instant
-from orderedmq.ownership.membership import MEMBER_LIFE, Member, Subscription, present, refuse
+from orderedmq.ownership.lock import ClientIdentity, Instant
+from orderedmq.ownership.membership import Member, Subscription, refuse
 
 SHARED = Subscription("shared", "orders", "averagely")
 EXCLUSIVE = Subscription("exclusive", "orders")
@@ -28,19 +28,6 @@ def client(name: str) -> ClientIdentity:
     return ClientIdentity(name.partition("@")[0], name)
 
 
-def everyone(client_id: str) -> bool:
-    return True
-
-
-def unasked(client_id: str) -> bool:
-    raise AssertionError("the decision must not depend on liveness")
-
-
-def test_a_member_lives_as_long_as_a_lock_and_misses_two_heartbeats():
-    assert MEMBER_LIFE == LOCK_LIFE > 2 * RENEW_INTERVAL
-    assert member("a@1").life == MEMBER_LIFE
-
-
 @pytest.mark.parametrize(("seconds", "expired"), [(0.0, False), (59.9, False), (60.0, False), (60.001, True)])
 def test_a_member_is_expired_once_its_heartbeat_is_older_than_its_life(seconds: float, expired: bool):
     one = member("a@1", seconds=100.0)
@@ -54,34 +41,7 @@ def test_a_life_can_be_shorter():
     assert one.expired(at(2.1))
 
 
-@pytest.mark.parametrize("seconds", [0.0, 100.0, 1e9])
-def test_a_member_of_another_boot_is_expired_whatever_the_clock_says(seconds: float):
-    one = member("a@1", seconds=100.0)
-    assert one.age(at(seconds, "next boot")) == float("inf")
-    assert one.expired(at(seconds, "next boot"))
-
-
-def test_those_present_are_sorted_by_client_id_not_by_joining():
-    members = [member("c@1", 1), member("a@2", 3), member("b@1", 2), member("a@1", 4)]
-    assert [one.client_id for one in present(members, at(0.0), everyone)] == ["a@1", "a@2", "b@1", "c@1"]
-    assert present([], at(0.0), unasked) == []
-
-
-def test_dead_and_expired_ones_are_not_present():
-    members = [member("a@1"), member("b@1", seconds=40.0), member("c@1", seconds=40.0)]
-    assert [one.client_id for one in present(members, at(100.0), lambda one: one != "b@1")] == ["c@1"]
-
-
-def test_nobody_asks_whether_an_expired_one_is_alive():
-    assert present([member("a@1")], at(61.0), unasked) == []
-    assert present([member("a@1")], at(1.0, "next boot"), unasked) == []
-
-
 # -- subscriptions ---------------------------------------------------------------------------------------------------------------
-
-
-def test_members_with_the_same_subscription_agree():
-    refuse("g", client("b@1"), [member("a@1", 1), member("b@1", 2), member("c@1", 3)])
 
 
 def test_the_first_member_agrees_with_itself_and_who_is_none_is_not_judged():
@@ -138,9 +98,3 @@ def test_an_earlier_run_of_the_same_query_is_ignored_and_those_behind_it_are_not
     refuse("g", client("a@2"), [member("a@1", 1), member("a@2", 2, other)])
     with pytest.raises(GroupError, match="query b"):
         refuse("g", client("a@2"), [member("a@1", 1), member("b@1", 2), member("a@2", 3, other)])
-
-
-def test_of_several_that_differ_the_earliest_is_named():
-    others = [member("z@1", 2, replace(SHARED, topics="x")), member("m@1", 1, replace(SHARED, topics="y"))]
-    with pytest.raises(GroupError, match=r"query m \(m@1\).*not 'y'"):
-        refuse("g", client("a@1"), [member("a@1", 3), *others])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pyarrow as pa
 import pytest
@@ -75,10 +75,6 @@ def test_the_initial_offset_is_the_empty_object():
     assert not Checkpoint("me").fresh
 
 
-def test_a_checkpoint_without_queues_is_not_the_initial_one():
-    assert Checkpoint.from_spark(Checkpoint("me").to_spark()) == Checkpoint("me")
-
-
 def test_a_newer_checkpoint_is_refused_with_what_to_do():
     with pytest.raises(OffsetError, match="Upgrade orderedmq") as caught:
         Checkpoint.from_spark({"v": 2, "owner": "me", "next": "who knows"})
@@ -122,57 +118,7 @@ def test_what_this_source_did_not_write_is_refused(value):
     assert caught.value.sub == "INVALID"
 
 
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["a", "0", "7", "v"]), inner, max_size=3),
-    max_leaves=8,
-)
-
-
-@given(st.dictionaries(st.sampled_from(sorted(GOOD)), JSON, max_size=7))
-def test_any_other_json_is_refused_by_name_or_read(changes):
-    value: Any = {**GOOD, **changes}
-    try:
-        checkpoint = Checkpoint.from_spark(value)
-    except OffsetError:
-        return
-    assert Checkpoint.from_spark(checkpoint.to_spark()) == checkpoint
-
-
-@given(JSON)
-def test_offsets_in_any_json_are_refused_by_name_or_read(value):
-    try:
-        offsets = offsets_from_json(value, "option startingOffsets", least=-2)
-    except OffsetError:
-        return
-    assert all(number >= -2 for number in offsets.values())
-
-
-def test_the_least_offset_is_the_callers():
-    assert offsets_from_json({"t": {"b": {"0": -2}}}, "here", least=-2) == {q(0, "t", "b"): -2}
-    with pytest.raises(OffsetError, match="-3"):
-        offsets_from_json({"t": {"b": {"0": -3}}}, "here", least=-2)
-
-
 # -- ranges -----------------------------------------------------------------------------------------------------------------------
-
-
-def test_ranges_go_from_where_the_last_batch_ended_or_from_where_a_queue_was_entered():
-    start, end = offset({0: 100, 1: 40}), offset({0: 130, 1: 40, 2: 7}, {2: 5})
-    assert ranges(start, end) == {q(0): OffsetRange(100, 130), q(1): OffsetRange(40, 40), q(2): OffsetRange(5, 7)}
-
-
-def test_where_a_queue_was_entered_goes_before_where_the_last_batch_ended():
-    for entered in (2, 9):
-        assert ranges(offset({0: 5}), offset({0: 9}, {0: entered})) == {q(0): OffsetRange(entered, 9)}
-
-
-def test_a_queue_that_was_given_up_has_no_range():
-    assert ranges(offset({0: 5, 1: 7}), offset({0: 6})) == {q(0): OffsetRange(5, 6)}
-
-
-def test_where_the_previous_batch_entered_does_not_count():
-    assert ranges(offset({0: 5}, {0: 1}), offset({0: 6})) == {q(0): OffsetRange(5, 6)}
 
 
 def test_the_first_batch_needs_every_queue_entered():
@@ -229,22 +175,6 @@ def test_what_is_admitted_is_pro_rata_to_less_than_one_message(backlog, limit, t
 def test_every_waiting_queue_is_served_first_once_in_as_many_turns_as_there_are_queues(backlog, limit, first):
     served = [next(iter(admit(backlog, limit, turn))) for turn in range(first, first + len(backlog))]
     assert sorted(served) == sorted(backlog)
-
-
-@given(st.dictionaries(st.integers(0, 9).map(q), st.integers(0, 200), max_size=6), st.integers(1, 20))
-def test_draining_admits_every_message_once(backlog, limit):
-    left, turn = dict(backlog), 0
-    while any(left.values()):
-        for queue, n in admit(left, limit, turn).items():
-            left[queue] -= n
-        turn += 1
-    assert turn == -(-sum(backlog.values()) // limit)
-    assert not any(left.values())
-
-
-def test_nothing_waiting_admits_nothing():
-    assert admit({}, 5) == {}
-    assert admit({q(0): 0}, 5, 3) == {}
 
 
 @pytest.mark.parametrize(

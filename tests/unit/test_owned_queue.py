@@ -97,11 +97,3 @@ def test_a_step_that_the_table_does_not_have_is_refused(phase: Phase, step: Step
     with pytest.raises(AssertionError, match=f"queue t/b/0 is {phase.value}, so this step is impossible: "):
         owned.on(step)
     assert owned.phase is phase
-
-
-def test_more_than_was_found_cannot_be_planned() -> None:
-    owned = Owned(QUEUE, None)
-    owned.place(3, entered=False)
-    owned.found(5)
-    with pytest.raises(AssertionError, match="only messages that were found are planned"):
-        owned.plan(3)

@@ -9,9 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orderedmq.errors import GroupError
 from orderedmq.model import MessageQueue, check_topic, is_parked, is_reserved
-from orderedmq.ownership.lock import LockToken
 from orderedmq.parking.lot import RESTORE_COLUMNS, SOURCE_COLUMNS, Lot, command_rows, restore, to_park
 from orderedmq.parking.rules import (
     AT_ONCE,
@@ -22,10 +20,7 @@ from orderedmq.parking.rules import (
     Ticket,
     delay,
     leader_of,
-    lot_token,
     parked_queue,
-    parked_topic,
-    queue_token,
 )
 from orderedmq.schema import MESSAGE_SCHEMA, concat_batches
 
@@ -41,18 +36,6 @@ def test_a_parked_queue_is_beside_its_queue_in_a_topic_of_group_and_topic() -> N
     assert not is_parked(QUEUE)
     assert leader_of("billing", LOT) == leader_of("billing", QUEUE) == QUEUE
     assert leader_of("other", LOT) == LOT
-
-
-def test_a_lot_is_guarded_by_the_lock_of_its_queue() -> None:
-    token = LockToken("billing", QUEUE, "owner", "client", 7, 5)
-    assert lot_token(token) == LockToken("billing", LOT, "owner", "client", 7, 5)
-    assert queue_token(lot_token(token)) == queue_token(token) == token
-
-
-def test_a_name_that_no_topic_may_have_is_refused_with_what_to_do() -> None:
-    with pytest.raises(GroupError, match=r"BAD_NAME.*128 characters.*shorter group name"):
-        parked_topic("g" * 60, "t" * 59)
-    assert len(parked_topic("g" * 60, "t" * 58)) == 127
 
 
 @pytest.mark.holds("waits of a key")
@@ -88,11 +71,6 @@ def test_a_ticket_survives_the_properties_which_no_user_may_set(ticket: Ticket) 
     properties = ticket.to_properties()
     assert Ticket.from_properties({"mine": "x", **properties}) == ticket
     assert all(map(is_reserved, properties))
-
-
-def test_a_message_that_was_not_parked_has_no_ticket() -> None:
-    with pytest.raises(KeyError):
-        Ticket.from_properties({"mine": "x"})
 
 
 def sent(*keys: str | None) -> pa.RecordBatch:

@@ -15,7 +15,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import orderedmq
-from ordered_source import plan, stream_reader
+from ordered_source import stream_reader
 from ordered_source.batch_reader import BatchReader
 from ordered_source.columns import full_schema
 from ordered_source.group_session import GroupSession
@@ -25,10 +25,8 @@ from orderedmq import pulls
 from orderedmq.broker import Broker
 from orderedmq.embedded import admin
 from orderedmq.embedded.log import EmbeddedLog
-from orderedmq.errors import DataLossError, GroupError, OptionError, TopicError
+from orderedmq.errors import DataLossError, GroupError, TopicError
 from orderedmq.model import MessageQueue
-from orderedmq.options.parse import parse
-from orderedmq.options.source import SourceOptions
 from orderedmq.parking.rules import AT_ONCE, HELD, Command, Parking, Ticket, parked_queue
 from tests.micro_batches import Checkpoint, MicroBatches
 from tests.stopped_readers import stopped
@@ -186,18 +184,6 @@ def test_an_idle_query_looks_again_when_a_key_is_due_and_not_before(
         assert run.batch() == ((1, 1), (0, 1))
 
 
-def test_a_key_that_is_held_is_never_due_until_an_operator_says_so(broker: Broker, clock: SimpleNamespace) -> None:
-    produce(broker, "a")
-    run = Run(broker)
-    with stopped(run.reader):
-        run.batch()
-        run.park(Ticket(0, 9, 9, HELD))
-        clock.passed = 1e9
-        assert run.batch() is None
-        broker.admin.command_parked("g", QUEUE, [Command("retry", "a")])
-        assert run.batch() == ((1, 1), (0, 2))
-
-
 def test_what_a_dead_owner_parked_of_a_range_waits_until_the_range_was_processed_again(broker: Broker) -> None:
     produce(broker, *"aabbcc")
     run = Run(broker)
@@ -209,22 +195,6 @@ def test_what_a_dead_owner_parked_of_a_range_waits_until_the_range_was_processed
         assert again.batch() == ((0, 2), (0, 0))
         assert again.batch() == ((2, 4), (0, 0))
         assert again.batch() == ((4, 6), (0, 1))
-
-
-def test_a_restarted_query_knows_from_its_lot_when_a_key_is_due(broker: Broker, clock: SimpleNamespace) -> None:
-    produce(broker, "a")
-    run = Run(broker)
-    with stopped(run.reader):
-        run.batch()
-        run.park(ticket(0, HOUR))
-        assert run.batch() is None
-    again = Run(broker, run.checkpoint)
-    with stopped(again.reader):
-        # The first boundary changes something at the broker, so only the second one waits for the due time.
-        assert again.batch() is None
-        assert again.batch() is None
-        clock.passed = 3700
-        assert again.batch() == ((1, 1), (0, 1))
 
 
 def test_a_run_with_available_now_reads_what_was_due_when_it_began(broker: Broker, clock: SimpleNamespace) -> None:
@@ -308,32 +278,6 @@ def test_a_query_without_parking_lots_is_refused_while_something_is_parked(broke
         other.latestOffset({}, ReadAllAvailable())
 
 
-@pytest.mark.parametrize("lots", [True, False])
-def test_a_logged_batch_is_repeated_with_the_lots_of_a_topic_that_is_no_longer_selected(broker: Broker, lots: bool) -> None:
-    produce(broker, "a", "b")
-    broker.admin.create_topic("else", 1)
-    run = Run(broker)
-    with stopped(run.reader):
-        run.batch()
-        run.park(ticket(0, 0))
-        assert run.batch() == ((2, 2), (0, 1))
-    changed = {**options(broker), "topic": "else", "parkingLot": str(lots).lower()}
-    reader = StreamReader(changed, full_schema(False))
-    with stopped(reader):
-        spark = MicroBatches(reader, run.checkpoint)
-        if not lots:
-            with pytest.raises(GroupError, match=r"GROUP.PARKED.* 1 of topic 'in'"):
-                spark.partitions()
-            return
-        [part] = spark.partitions()
-        assert isinstance(part, QueuePartition)
-        assert part.lot is not None
-        assert (part.queue, part.lot.begin, part.lot.end) == (QUEUE, 0, 1)
-        spark.write_commit_log()
-        spark.latest_offset(spark.open())
-        assert broker.groups.offsets("g", [LOT]) == {LOT: 1}
-
-
 @pytest.mark.holds("no silent loss of parked messages")
 def test_a_lot_is_read_by_its_groups_query_and_by_batches_alone(broker: Broker) -> None:
     """A stream of the group that reads the lot would move the lot's offset past parked messages, and they would be lost."""
@@ -361,30 +305,6 @@ def test_a_lot_is_read_by_its_groups_query_and_by_batches_alone(broker: Broker) 
         assert broker.log.change() == before
 
 
-def test_a_group_whose_lots_cannot_be_named_is_refused_when_the_dataframe_is_built(broker: Broker) -> None:
-    broker.admin.create_topic("t" * 100, 1)
-    with pytest.raises(GroupError, match="BAD_NAME.*shorter group name"):
-        plan.planned_schema(options(broker, topic="t" * 100, consumerGroup="g" * 30))
-
-
-def test_the_schema_has_what_the_listener_needs(broker: Broker) -> None:
-    assert plan.planned_schema(options(broker)).names[-2:] == ["lock_token", "ticket"]
-
-
-@pytest.mark.parametrize(
-    ("more", "streaming", "says"),
-    [
-        ({"parkingLot": "true"}, False, "UNSUPPORTED.*parkingLot.*batch"),
-        ({"parkingLot": "true", "messageModel": "broadcasting"}, True, "CONFLICT.*parkingLot.*consumerGroup"),
-        ({"parkingLotMaxMessages": "5", "consumerGroup": "g"}, True, "CONFLICT.*parkingLotMaxMessages.*parkingLot=true"),
-        ({"parkingLot": "true", "consumerGroup": "g", "parkingLotMaxMessages": "0"}, True, "INVALID.*parkingLotMaxMessages"),
-    ],
-)
-def test_options_that_make_no_sense_are_refused(more: dict[str, str], streaming: bool, says: str) -> None:
-    with pytest.raises(OptionError, match=says):
-        parse(SourceOptions, {"topic": "in", **more}, streaming=streaming)
-
-
 def test_the_progress_of_a_query_with_a_parking_lot_says_what_is_parked(broker: Broker) -> None:
     produce(broker, "a", "b", "a")
     stored = broker.log.pull(QUEUE, 0, 1, 1 << 20, ("store_timestamp",)).column(0).cast(pa.int64())[0].as_py()
@@ -401,14 +321,6 @@ def test_the_progress_of_a_query_with_a_parking_lot_says_what_is_parked(broker: 
         assert run.batch() == ((3, 3), (0, 5))
         assert run.batch() is None
         assert run.reader.reportLatestOffset() == {"next": {"in": {"embedded": {"0": 3}}}, "parked": nothing}
-
-
-def test_the_progress_of_a_query_without_a_parking_lot_is_as_ever(broker: Broker) -> None:
-    produce(broker, "a")
-    reader = StreamReader(options(broker, parkingLot="false"), full_schema(False))
-    with stopped(reader):
-        reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
-        assert reader.reportLatestOffset() == {"next": {"in": {"embedded": {"0": 1}}}}
 
 
 @pytest.mark.parametrize("accepted", ["false", "true"])
@@ -456,30 +368,6 @@ def test_parked_messages_that_aged_out_are_an_error_or_a_counted_warning(
         assert any("AGED_OUT" in text and "messages 0 to 1 (2)" in text for text in caplog.messages)
 
 
-def test_a_parking_lot_is_switched_off_and_on_again_while_nothing_is_parked(broker: Broker) -> None:
-    produce(broker, "a")
-    run = Run(broker)
-    with stopped(run.reader):
-        run.batch()
-        run.park(ticket(0, -HOUR))
-        assert run.batch() == ((1, 1), (0, 1))
-        assert run.batch() is None
-    plain = StreamReader({**options(broker), "parkingLot": "false"}, full_schema(True))
-    with stopped(plain):
-        produce(broker, "b")
-        start = plain.latestOffset(run.spark.start, ReadAllAvailable())
-        [part] = plain.partitions(run.spark.start, start)
-        assert isinstance(part, QueuePartition)
-        assert (part.begin, part.end, part.lot) == (1, 2, None)
-        assert plain.latestOffset(start, ReadAllAvailable()) == start
-    again = Run(broker, Checkpoint([json.dumps(start)], committed=1))
-    with stopped(again.reader):
-        produce(broker, "c")
-        assert again.batch() == ((2, 3), (1, 1))
-        again.park(ticket(2, -HOUR))
-        assert again.batch() == ((3, 3), (1, 2))
-
-
 def processed_lot(broker: Broker) -> Checkpoint:
     """Run a query that processes a lot of two messages to its end. Return its checkpoint."""
     produce(broker, "a", "b", "c")
@@ -499,17 +387,6 @@ def parks_and_gets_it_back(broker: Broker, run: Run, at: int) -> None:
     assert run.batch() == ((at + 1, at + 1), (0, 1))
 
 
-def test_after_its_group_was_deleted_a_query_goes_on_with_new_lots(broker: Broker) -> None:
-    """No message was parked, so none is lost."""
-    checkpoint = processed_lot(broker)
-    broker.admin.delete_group("g")
-    produce(broker, "d")
-    run = Run(broker, checkpoint)
-    with stopped(run.reader):
-        assert run.batch() == ((3, 4), (0, 0))
-        parks_and_gets_it_back(broker, run, 3)
-
-
 def test_lots_of_a_topic_that_was_created_anew_begin_anew(broker: Broker) -> None:
     checkpoint = processed_lot(broker)
     broker.admin.delete_topic("in")
@@ -519,21 +396,6 @@ def test_lots_of_a_topic_that_was_created_anew_begin_anew(broker: Broker) -> Non
     with stopped(run.reader):
         assert run.batch() == ((0, 1), (0, 0))
         parks_and_gets_it_back(broker, run, 0)
-
-
-def test_a_logged_batch_is_repeated_without_its_part_of_a_lot_whose_group_was_deleted(broker: Broker) -> None:
-    produce(broker, "a", "b")
-    run = Run(broker)
-    with stopped(run.reader):
-        run.batch()
-        run.park(ticket(0, -HOUR))
-        produce(broker, "c")
-        assert run.batch() == ((2, 3), (0, 1))
-    broker.admin.delete_group("g", force=True)
-    again = Run(broker, run.checkpoint)
-    with stopped(again.reader):
-        assert again.batch() == ((2, 3), (0, 0))
-        parks_and_gets_it_back(broker, again, 2)
 
 
 def test_a_query_without_parking_lots_is_refused_a_queue_of_which_something_was_parked_while_it_waited(broker: Broker) -> None:

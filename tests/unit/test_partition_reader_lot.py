@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 from pyspark import TaskContext
 
 from ordered_source import partition_reader
-from ordered_source.columns import TICKET_TYPE, LotPlace, full_schema
+from ordered_source.columns import TICKET_TYPE, LotPlace
 from ordered_source.partition_reader import LotSpan, QueuePartition
 from ordered_source.read_context import ReadContext, TaskLot
 from orderedmq.embedded.broker import EmbeddedBroker
@@ -22,10 +21,9 @@ from orderedmq.embedded.outbox import EmbeddedOutbox
 from orderedmq.errors import LockError
 from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.options.source import SourceOptions
-from orderedmq.ownership.lock import LockToken
 from orderedmq.ownership.micro_batch import SourceRun
 from orderedmq.parking.lot import SOURCE_COLUMNS, command_rows, to_park
-from orderedmq.parking.rules import AT_ONCE, Command, Parking, Ticket, parked_queue
+from orderedmq.parking.rules import AT_ONCE, Command, Parking, Ticket
 from orderedmq.schema import MESSAGE_SCHEMA
 from tests.contract.support import locked, rows
 
@@ -102,17 +100,6 @@ def test_parked_messages_come_first_as_they_were_sent_and_each_says_where_it_lie
     assert (lock.token.epoch, lock.token.group, lock.token.queue, lock.lot) == (rig.token.epoch, "g", QUEUE, context.lot)
 
 
-def test_the_rows_have_exactly_the_columns_that_were_asked_for(rig: Rig) -> None:
-    assert [list(row.items()) for row in rig.read(rig.part(5, 6, (1, 2)), "body", "queue_id")] == [
-        [("body", b"0"), ("queue_id", 0)],
-        [("body", b"5"), ("queue_id", 0)],
-    ]
-    assert [row["ticket"] is None for row in rig.read(rig.part(5, 6, (1, 2)), "ticket")] == [False, True]
-    names = tuple(full_schema(True, True, True).names)
-    assert names[-3:] == ("properties", "lock_token", "ticket")
-    assert [tuple(row) for row in rig.read(rig.part(5, 6, (1, 3)), *names)] == [names] * 3
-
-
 def test_each_message_of_a_lot_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig(tmp_path, Command("retry", "b"))
     pull, offsets = EmbeddedLog.pull, list[int]()
@@ -126,26 +113,6 @@ def test_each_message_of_a_lot_is_read_once(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(EmbeddedLog, "pull", counted)
     assert [row["queue_offset"] for row in rig.read(rig.part(4, 6, (1, 4)), "queue_offset")] == [0, 1, 4, 5]
     assert offsets == [1, 2, 3]
-    rig.broker.close()
-
-
-def test_a_lot_that_is_not_planned_gives_no_rows_and_is_known_from_the_lock_token(rig: Rig) -> None:
-    found = rig.read(rig.part(4, 6, (1, 1)), "queue_offset", "lock_token")
-    assert [row["queue_offset"] for row in found] == [4, 5]
-    assert rig.context(found[0]).lot == TaskLot(4, 1, 1, 100)
-
-
-def test_a_range_may_have_parked_messages_only(rig: Rig) -> None:
-    assert [row["queue_offset"] for row in rig.read(rig.part(4, 4, (1, 3)), "queue_offset")] == [0, 1]
-
-
-def test_an_order_at_the_end_concerns_messages_before_it(tmp_path: Path) -> None:
-    rig = Rig(tmp_path, Command("drop", "a"), Command("retry", "b"))
-    found = rig.read(rig.part(6, 6, (1, 5)), "queue_offset", "ticket")
-    assert list(zip([row["queue_offset"] for row in found], tickets(found), strict=True)) == [
-        (0, LotPlace(1, 3, 1, -2, "no")),
-        (1, LotPlace(2, 0, 0, AT_ONCE, "")),
-    ]
     rig.broker.close()
 
 
@@ -176,12 +143,3 @@ def test_a_lock_that_is_lost_meanwhile_ends_the_reading_of_a_lot(rig: Rig, monke
     rig.broker.admin.release("g", [QUEUE], force=True)
     with pytest.raises(LockError, match="LOST"):
         next(batches)
-
-
-def test_a_partition_is_pickled_and_compared_with_its_lot() -> None:
-    token = LockToken("g", QUEUE, "me", "client", 7, 5)
-    part = QueuePartition("id", QUEUE, 0, 5, token, "", True)
-    assert part.lot is None
-    lot = parked_queue("g", QUEUE)
-    with_lot = replace(part, lot=LotSpan(lot, 1, 3, replace(token, queue=lot)))
-    assert pickle.loads(pickle.dumps(with_lot)) == with_lot != part

@@ -76,10 +76,6 @@ def test_options_come_before_the_profile_and_the_profile_before_the_environment(
         Shell(profile="prod", path=Path("/store")).endpoint  # noqa: B018
 
 
-def test_without_anything_the_store_is_in_the_working_directory() -> None:
-    assert Shell().endpoint == Endpoint(str(Path("orderedmq-data").absolute()))
-
-
 @pytest.mark.parametrize(
     ("shell", "says"),
     [

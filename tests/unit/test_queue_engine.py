@@ -115,18 +115,6 @@ class Task:
 # -- parameters --------------------------------------------------------------------------------------------------------------
 
 
-def test_parameters_and_defaults_are_rocketmqs_except_max_reconsume_times() -> None:
-    assert OrderPerQueue() == OrderPerQueue(1, 1000, 16)
-    context = ConsumeOrderlyContext(QUEUE)
-    assert (context.auto_commit, context.suspend_current_queue_time_millis) == (True, -1)
-    assert [status.name for status in ConsumeOrderlyStatus] == [
-        "SUCCESS",
-        "ROLLBACK",
-        "COMMIT",
-        "SUSPEND_CURRENT_QUEUE_A_MOMENT",
-    ]
-
-
 @pytest.mark.parametrize(
     ("millis", "default", "seconds"),
     [(-1, 1000, 1.0), (0, 1000, 0.01), (9, 1000, 0.01), (10, 1, 0.01), (-2, 1, 0.01), (30_001, 1, 30.0), (-1, 99_999, 30.0)],
@@ -156,15 +144,6 @@ def test_a_wrong_parameter_is_named(name: str, value: Any) -> None:
 # -- messages and batches ----------------------------------------------------------------------------------------------------
 
 
-def test_messages_go_to_the_listener_in_order_and_each_batch_has_an_outcome() -> None:
-    task = Task(range(5, 8), range(8, 10), batch=2)
-    for _ in range(3):
-        task.answer(takes=0.5)
-    task.to(Done)
-    assert task.log == ["check", "5-7 #1", "7-9 #1", "9-10 #1"]
-    assert task.outcomes == [Outcome(at, min(at + 2, 10), None, "SUCCESS", 1, 0.5, None) for at in (5, 7, 9)]
-
-
 def test_a_batch_is_the_same_however_the_range_was_cut() -> None:
     whole, single = Task(range(10), batch=4), Task(*([at] for at in range(10)), batch=4)
     for task in (whole, single):
@@ -173,62 +152,6 @@ def test_a_batch_is_the_same_however_the_range_was_cut() -> None:
     divided = [f"{at}-{at + 1} #2" for at in range(4, 8)]
     assert whole.log == single.log == ["check", "0-4 #1", "4-8 #1", "suspend 1", *divided, "8-10 #1"]
     assert whole.rows() == single.rows() == [(at, "SUCCESS", 2 if 4 <= at < 8 else 1) for at in range(10)]
-
-
-def test_a_batch_may_have_gaps() -> None:
-    task = Task(range(3), range(7, 10), batch=4)
-    assert offsets(task.answer().messages) == [0, 1, 2, 7]
-
-
-def test_messages_that_do_not_come_count_for_the_size_of_their_batch_and_divide_it() -> None:
-    """The missing messages became dead letters in an earlier attempt."""
-    engine = QueueEngine(QUEUE, OrderPerQueue(4), 0.0)
-    engine.next(0.0)
-    engine.lock(True, 0.0)
-    engine.add([message(at, number=at) for at in range(14) if at not in (0, 5, 6, 11)])
-    engine.close()
-    found = []
-    while isinstance(action := engine.next(0.0), Consume):
-        found.append(offsets(action.batch.messages))
-        engine.consumed(action.batch, answer(SUCCESS), 0.0)
-    assert found == [[1, 2, 3], [4], [7], [8, 9, 10], [12, 13]]
-
-
-def test_an_empty_range_is_done() -> None:
-    task = Task()
-    task.to(Done)
-    assert task.to(Done) == Done()
-    assert task.outcomes == []
-
-
-def test_next_says_the_same_until_it_has_the_outcome() -> None:
-    engine = QueueEngine(QUEUE, OrderPerQueue(max_reconsume_times=1), 0.0)
-    assert engine.next(0.0) is engine.next(1.0)
-    engine.lock(True, 1.0)
-    assert engine.next(1.0) == engine.next(1.0) == Pull()
-    engine.add([message(0), message(1, number=1)])
-    engine.close()
-    action = engine.next(3.0)
-    assert isinstance(action, Consume)
-    engine.consumed(action.batch, answer(None), 3.0)
-    assert engine.next(3.0) == Suspend(1.0)
-    assert engine.next(3.75) == Suspend(0.25)
-    assert engine.next(4.0) is engine.next(5.0)
-    engine.lock(True, 5.0)
-    again = engine.next(5.0)
-    assert isinstance(again, Consume)
-    assert again.batch is action.batch
-    engine.consumed(again.batch, answer(None), 5.0)
-    assert isinstance(engine.next(5.0), WriteLetter)
-    assert engine.next(5.0) is engine.next(6.0)
-
-
-def test_an_outcome_that_nobody_waits_for_is_a_bug_of_the_caller() -> None:
-    engine = QueueEngine(QUEUE, OrderPerQueue(), 0.0)
-    with pytest.raises(RuntimeError):
-        engine.consumed(Batch([message(0)]), answer(SUCCESS), 0.0)
-    with pytest.raises(RuntimeError):
-        engine.dead_lettered()
 
 
 def test_messages_out_of_order_are_refused() -> None:
@@ -317,16 +240,6 @@ def test_commit_and_rollback_with_auto_commit_count_as_success_with_one_warning(
     assert str(QUEUE) in warning
 
 
-def test_commit_commits_everything_taken_so_far() -> None:
-    task = Task(range(3))
-    task.answer(auto=False)
-    task.answer(auto=False)
-    assert task.outcomes == []
-    task.answer(COMMIT, auto=False)
-    assert task.rows() == [(0, "SUCCESS", 1), (1, "SUCCESS", 1), (2, "COMMIT", 1)]
-    task.to(Done)
-
-
 def test_rollback_puts_everything_taken_back_and_suspends_and_is_no_retry() -> None:
     task = Task(range(3), max_reconsume_times=0)
     task.answer(auto=False, takes=1.0)
@@ -339,28 +252,6 @@ def test_rollback_puts_everything_taken_back_and_suspends_and_is_no_retry() -> N
     assert task.log == ["check", "0-1 #1", "1-2 #1", "suspend 0.25", "check", "0-1 #2", "1-2 #2", "2-3 #1"]
     assert task.rows() == [(0, "SUCCESS", 2), (1, "COMMIT", 2), (2, "SUCCESS", 1)]
     assert task.outcomes[0].seconds == 3.0
-
-
-def test_an_answer_counts_with_the_auto_commit_that_the_listener_left() -> None:
-    task = Task(range(2))
-    batch = task.to(Consume).batch
-    context = ConsumeOrderlyContext(QUEUE)
-    context.auto_commit = False
-    assert task.engine.consumed(batch, Answer(SUCCESS, None, context), task.now) == []
-    # The context of the next call starts with auto-commit on, so that call commits both.
-    task.answer()
-    assert task.rows() == [(0, "SUCCESS", 1), (1, "SUCCESS", 1)]
-
-
-@pytest.mark.parametrize(("status", "error"), [(None, None), (None, "ValueError: no"), (SUSPEND, None)])
-def test_none_and_exceptions_count_as_suspend(status: ConsumeOrderlyStatus | None, error: str | None) -> None:
-    task = Task([0])
-    task.answer(status, error=error, takes=0.25)
-    task.answer(takes=0.5)
-    task.to(Done)
-    assert task.log == ["check", "0-1 #1", "suspend 1", "check", "0-1 #2"]
-    text = error or "the listener answered SUSPEND_CURRENT_QUEUE_A_MOMENT"
-    assert task.outcomes == [Outcome(0, 1, None, "SUCCESS", 2, 0.75, text)]
 
 
 def test_the_listener_chooses_the_suspension() -> None:
@@ -426,29 +317,6 @@ def test_ack_index_accepts_the_messages_up_to_it_and_names_the_one_that_failed(
     assert sorted(row[0] for row in task.rows()) == list(range(6))
 
 
-@pytest.mark.parametrize(
-    ("ack_index", "status", "left"), [(5, SUCCESS, []), (99, None, [0]), (-1, SUCCESS, [0]), (-1, None, [0])]
-)
-def test_ack_index_outside_of_the_batch(ack_index: int, status: ConsumeOrderlyStatus | None, left: list[int]) -> None:
-    task = Task(range(6), batch=6)
-    batch = task.to(Consume).batch
-    task.outcomes += task.engine.consumed(
-        batch, Answer(status, None, ConsumeOrderlyContext(QUEUE, ack_index=ack_index)), task.now
-    )
-    assert len(task.rows()) == (0 if left else 6)
-    assert [offsets(task.answer().messages) for _ in left] == [left for _ in left]
-
-
-def test_a_message_is_put_to_the_listener_17_times_by_default() -> None:
-    task = Task(range(2))
-    for _ in range(17):
-        task.answer(None, error="boom")
-    letter = task.letter()
-    assert (letter._error, letter._attempts, letter._offset) == ("boom", 17, 0)
-    assert task.rows() == [(0, "DEAD_LETTER", 17)]
-    assert task.outcomes[0].error == "boom"
-
-
 def test_a_write_that_is_refused_for_good_or_for_a_minute_ends_the_task() -> None:
     permanent = MessageError(MessageCondition.TOO_LARGE, "the body is too large")
     for error, patience in ((permanent, 0.0), (FULL, REFUSED_PATIENCE)):
@@ -464,30 +332,6 @@ def test_a_write_that_is_refused_for_good_or_for_a_minute_ends_the_task() -> Non
         assert patience <= task.now - began <= patience + 1
 
 
-def test_a_maximum_of_zero_dead_letters_at_once_and_of_minus_one_never() -> None:
-    task = Task([0], max_reconsume_times=0)
-    task.answer(None)
-    task.letter()
-    task.to(Done)
-    forever = Task({0: 1000}, max_reconsume_times=-1)
-    for _ in range(100):
-        forever.answer(None)
-    assert isinstance(forever.to(Consume), Consume)
-
-
-def test_only_when_its_dead_letters_are_written_the_queue_goes_on() -> None:
-    task = Task(range(2), max_reconsume_times=1)
-    task.answer(None)
-    task.answer(None)
-    assert isinstance(task.engine.next(task.now), WriteLetter)
-    assert isinstance(task.engine.next(task.now + 5), WriteLetter)
-    assert task.outcomes == []
-    task.letter()
-    assert offsets(task.answer().messages) == [1]
-    task.to(Done)
-    assert task.rows() == [(0, "DEAD_LETTER", 2), (1, "SUCCESS", 1)]
-
-
 def test_a_dead_letter_write_that_fails_is_tried_again_without_a_call_and_nothing_overtakes_it() -> None:
     task = Task(range(2), max_reconsume_times=0, suspend_current_queue_time_millis=500)
     task.answer(None, error="boom")
@@ -501,26 +345,6 @@ def test_a_dead_letter_write_that_fails_is_tried_again_without_a_call_and_nothin
     assert task.outcomes[0].error == "boom"
     [warning] = task.engine.warnings
     assert "no room" in warning
-
-
-def test_dead_letters_without_auto_commit_settle_their_batch_and_no_other() -> None:
-    task = Task(range(3), max_reconsume_times=0)
-    task.answer(auto=False)
-    task.answer(None, auto=False)
-    task.letter()
-    task.answer(ROLLBACK, auto=False)
-    # The dead-lettered message does not return. The message that was taken before it does.
-    assert [offsets(task.answer(status, auto=False).messages) for status in (SUCCESS, COMMIT)] == [[0], [2]]
-    task.to(Done)
-    assert task.rows() == [(1, "DEAD_LETTER", 1), (0, "SUCCESS", 2), (2, "COMMIT", 2)]
-
-
-def test_dead_letters_at_the_end_of_the_range_leave_nothing_uncommitted() -> None:
-    task = Task(range(2), max_reconsume_times=0)
-    task.answer(COMMIT, auto=False)
-    task.answer(None, auto=False)
-    task.letter()
-    task.to(Done)
 
 
 # -- the end of the range ----------------------------------------------------------------------------------------------------
@@ -561,24 +385,6 @@ def test_the_lock_is_checked_at_the_start_and_before_a_retry_if_the_last_check_i
     assert task.log == ["check", "0-1 #1", "suspend 1", "check", "0-1 #2", "suspend 0.7", "0-1 #3"]
 
 
-def test_news_of_the_lock_prolong_its_trust_and_do_not_replace_the_first_check() -> None:
-    task = Task(range(3))
-    task.engine.lock(True, task.now)
-    task.answer(takes=25.0)
-    task.engine.lock(True, task.now)
-    task.answer(SUSPEND, takes=25.0)
-    task.answer()
-    assert task.log == ["check", "0-1 #1", "1-2 #1", "suspend 1", "check", "1-2 #2"]
-
-
-def test_a_lock_that_was_not_confirmed_for_30_s_is_checked_before_dead_letters_too() -> None:
-    task = Task([0], max_reconsume_times=0)
-    task.answer(None, takes=31.0)
-    assert task.engine.next(task.now) == CheckLock()
-    task.letter()
-    task.to(Done)
-
-
 @pytest.mark.parametrize("status", [SUCCESS, SUSPEND, None])
 @pytest.mark.parametrize("most", [0, 16])
 def test_a_lost_lock_stops_the_task_before_its_next_message(status: ConsumeOrderlyStatus | None, most: int) -> None:
@@ -592,17 +398,6 @@ def test_a_lost_lock_stops_the_task_before_its_next_message(status: ConsumeOrder
         with pytest.raises(LockError, match="ORDEREDMQ_LOCK.LOST.*orders.*was lost") as raised:
             task.engine.next(task.now)
     assert "Restart the query" in raised.value.message
-
-
-def test_a_lock_that_is_lost_at_a_check_stops_the_task() -> None:
-    task = Task(range(3))
-    assert task.to(CheckLock) == CheckLock()
-    task.engine.lock(False, task.now)
-    with pytest.raises(LockError):
-        task.engine.next(task.now)
-    task.engine.lock(True, task.now)
-    with pytest.raises(LockError):
-        task.engine.next(task.now)
 
 
 def test_an_error_becomes_a_text_that_can_be_stored() -> None:

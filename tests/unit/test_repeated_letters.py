@@ -9,16 +9,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus
 from ordered_source.listener import shell
 from ordered_source.listener.dead_letter import separate
 from ordered_source.listener.shell import Consumer
 from orderedmq.conditions import UnavailableCondition
 from orderedmq.embedded.groups import EmbeddedGroups
-from orderedmq.errors import ListenerError, LockError, RocketMQUnavailableError
+from orderedmq.errors import RocketMQUnavailableError
 from orderedmq.listening.queue_engine import OrderPerQueue
 from orderedmq.model import OffsetRange
-from orderedmq.parking.rules import Command
 from orderedmq.tools import dead_letters
 from orderedmq.tools.replay import Replayed, replay
 from tests.contract.support import letters, locked
@@ -88,18 +86,6 @@ def test_a_listener_of_a_queue_does_not_get_what_a_killed_attempt_gave_up_and_th
     assert (stored(rig), rig.heard) == ([1, 2], [[0], [3]])
 
 
-def test_the_other_batches_of_a_queue_are_the_same_as_before(rig: Rig) -> None:
-    rig.send(*"a" * 14)
-    with pytest.raises(Killed):
-        queue(rig, rig.listener(dies(12, bad=[4])), 4)
-    assert (stored(rig), rig.heard.pop()) == ([4], [12, 13])
-    before, rig.heard[:] = list(rig.heard), []
-    told = queue(rig, rig.listener(lambda message: SUCCESS), 4)
-    assert told == [(at, "DEAD_LETTER", 0) if at == 4 else (at, "SUCCESS", 1) for at in range(14)]
-    assert rig.heard == [[0, 1, 2, 3], [5, 6, 7], [8, 9, 10, 11], [12, 13]]
-    assert before == [[0, 1, 2, 3], [4, 5, 6, 7], [4], [5], [6], [7], [8, 9, 10, 11]]
-
-
 @pytest.mark.parametrize(("given_up", "heard"), [
     ([4, 5], [[0, 1, 2, 3], [6, 7], [8, 9, 10, 11], [12, 13]]),
     ([2, 3, 4, 5, 6], [[0, 1], [7], [8, 9, 10, 11], [12, 13]]),
@@ -123,34 +109,6 @@ def test_of_a_batch_whose_letters_are_stored_in_part_the_listener_gets_the_rest(
     assert [offset for offset, status in rows if status == "DEAD_LETTER"] == list(given_up)
 
 
-def test_what_was_taken_before_a_letter_stays_taken_and_a_rollback_gives_back_only_that(rig: Rig) -> None:
-    rig.send(*"aaaaa")
-    rig.broker.groups.dead_letter(rig.token, letters([1, 2]), [1, 2])
-    answers = iter([SUCCESS, ConsumeOrderlyStatus.ROLLBACK, SUCCESS, SUCCESS, ConsumeOrderlyStatus.COMMIT])
-
-    def listen(messages: Sequence[Any], context: ConsumeOrderlyContext) -> Any:
-        context.auto_commit, context.suspend_current_queue_time_millis = False, 10
-        rig.heard.append([one.queue_offset for one in messages])
-        return next(answers)
-
-    assert queue(rig, listen) == [
-        (0, "SUCCESS", 2), (1, "DEAD_LETTER", 0), (2, "DEAD_LETTER", 0), (3, "SUCCESS", 2), (4, "COMMIT", 1),
-    ]  # fmt: skip
-    assert rig.heard == [[0], [3], [0], [3], [4]]
-
-
-def test_letters_at_the_end_of_a_range_commit_nothing_for_the_listener(rig: Rig) -> None:
-    rig.send(*"aaa")
-    rig.broker.groups.dead_letter(rig.token, letters([1, 2]), [1, 2])
-
-    def listen(messages: Sequence[Any], context: ConsumeOrderlyContext) -> Any:
-        context.auto_commit = False
-        return SUCCESS
-
-    with pytest.raises(ListenerError, match=r"UNCOMMITTED.*offsets 0 to 0"):
-        queue(rig, listen)
-
-
 @pytest.mark.parametrize("stored_before", [True, False])
 @pytest.mark.parametrize("order", ["queue", "key"])
 def test_a_write_of_letters_that_failed_is_repeated_until_they_are_there_once(
@@ -172,28 +130,6 @@ def test_a_write_of_letters_that_failed_is_repeated_until_they_are_there_once(
     told = queue(rig, rig.listener(bad)) if order == "queue" else rig.run(rig.by_key(bad, max_reconsume_times=0))
     assert [row[:3] for row in told] == [(0, "DEAD_LETTER", 1), (1, "SUCCESS", 1)]
     assert (rig.heard, stored(rig)) == ([[0], [1]], [0])
-
-
-def test_letters_that_were_stored_without_an_answer_commit_nothing_that_the_listener_has_not_committed(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write = EmbeddedGroups.dead_letter
-
-    def unanswered(self: EmbeddedGroups, *what: Any) -> int:
-        monkeypatch.setattr(EmbeddedGroups, "dead_letter", write)
-        write(self, *what)
-        raise RocketMQUnavailableError(UnavailableCondition.TIMEOUT, "no answer")
-
-    def listen(messages: Sequence[Any], context: ConsumeOrderlyContext) -> Any:
-        context.auto_commit = False
-        rig.heard.append([one.queue_offset for one in messages])
-        return SUSPEND if messages[0].queue_offset else SUCCESS
-
-    rig.send("a", "a")
-    monkeypatch.setattr(EmbeddedGroups, "dead_letter", unanswered)
-    with pytest.raises(ListenerError, match=r"UNCOMMITTED.*offsets 0 to 0"):
-        queue(rig, listen)
-    assert rig.heard == [[0], [1]]
 
 
 # -- order per key, and no order --------------------------------------------------------------------------------------------
@@ -231,27 +167,6 @@ def test_what_was_parked_before_and_then_given_up_by_a_killed_attempt_leaves_its
     parked = [one[0] for one in told if one[1] == "PARKED"]
     assert sorted([*heard, *parked]) == [1, 3, 4, 5]
     assert sorted(offset for offsets in rig.lying().values() for offset in offsets) == parked
-
-
-def test_an_operators_order_does_not_bring_back_what_is_a_dead_letter(rig: Rig) -> None:
-    rig.send("a", "a")
-    rig.run(rig.by_key(lambda message: SUSPEND))
-    rig.broker.groups.dead_letter(rig.token, letters([0]), [0])
-    rig.broker.admin.command_parked("g", QUEUE, [Command("retry", "a")])
-    rig.heard.clear()
-    assert rig.run(rig.by_key(lambda message: SUCCESS), planned=True) == [(0, "DEAD_LETTER", 0, None), (1, "SUCCESS", 1, None)]
-    assert (rig.heard, rig.lying()) == ([[1]], {})
-
-
-def test_a_letter_whose_message_is_parked_again_is_told_when_that_place_is_planned(rig: Rig) -> None:
-    rig.send("a", "a")
-    rig.run(rig.by_key(lambda message: SUSPEND), commit=False)
-    rig.broker.groups.dead_letter(rig.token, letters([0]), [0])
-    rig.heard.clear()
-    assert rig.run(rig.by_key(lambda message: SUCCESS)) == [(0, "PARKED", 0, None), (1, "PARKED", 0, None)]
-    rig.now += 10
-    assert rig.run(rig.by_key(lambda message: SUCCESS), planned=True) == [(0, "DEAD_LETTER", 0, None), (1, "SUCCESS", 1, None)]
-    assert (rig.heard, rig.lying()) == ([[1]], {})
 
 
 @pytest.mark.holds("final dead letter")
@@ -323,13 +238,3 @@ def test_after_a_seek_back_the_listener_gets_messages_again_that_were_dead_lette
     assert rig.run(fails) == [(1, "DEAD_LETTER", 1, None)], "a message that fails again must become a dead letter again"
     assert stored(rig) == [0, 1, 1]
     assert rig.broker.groups.letters(rig.token, [OffsetRange(0, 9)]) == {0, 1}
-
-
-def test_an_owner_that_lost_its_queue_calls_no_listener(rig: Rig) -> None:
-    rig.send("a")
-    batches = list(rig.read(planned=False, lot=False))
-    rig.broker.groups.unlock([rig.token])
-    locked(rig.broker, "g", rig.broker.groups.join("them"), [QUEUE])
-    with pytest.raises(LockError):
-        list(shell.consume(iter(batches), Consumer(rig.listener(lambda message: SUCCESS), OrderPerQueue())))
-    assert rig.heard == []

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,11 +27,11 @@ from orderedmq.rows.dead_letters import REPLAYS, dead_letter_properties
 from orderedmq.schema import PRODUCER_SCHEMA
 from orderedmq.tools import dead_letters
 from orderedmq.tools.browse import rows_of
-from orderedmq.tools.replay import Replayed, _choose_queues, replay
+from orderedmq.tools.replay import _choose_queues
 from orderedmq.tools.seek import parse_target, resolve
 from tests.command import Run, bodies
 from tests.contract.support import locked
-from tests.unit.test_listener_shell import LATER, LETTERS, SUSPEND, Rig
+from tests.unit.test_listener_shell import LATER, SUSPEND, Rig
 
 
 @pytest.fixture
@@ -128,24 +126,6 @@ def test_a_replay_sends_the_letters_that_the_list_shows_with_the_same_conditions
     assert not any(row["replayed"] for row in run("dlq", "list", "g")), "only a replay of all letters records what it has sent"
 
 
-def test_a_key_that_is_not_utf_8_is_found_as_it_is_stored(run: Run, broker: Broker) -> None:
-    give_up(broker, [("1", "\ufffd", "no"), ("2", "x", "no")])
-    for command in (["dlq", "list", "g"], ["peek", "%DLQ%g"]):
-        assert [row["body"] for row in run(*command, "--key", "\udcff")] == ["1"]
-    assert "key '\ufffd'" in run("parked", "retry", "g", "--key", "\udcff", code=1)
-
-
-def test_letters_are_chosen_by_the_time_at_which_they_were_put_aside(run: Run, broker: Broker) -> None:
-    give_up(broker, ORDERS[:2])
-    time.sleep(0.002)
-    since = int(time.time() * 1000)
-    time.sleep(0.002)
-    give_up(broker, ORDERS[2:3])
-    assert [row["body"] for row in run("dlq", "list", "g", "--since", str(since))] == ["3"]
-    assert run("dlq", "replay", "g", "--since", str(since))[0]["replayed"] == 1
-    assert sent(broker) == ["3"]
-
-
 def test_a_limit_sends_the_first_letters_and_a_replay_of_all_letters_continues_behind_them(run: Run, broker: Broker) -> None:
     give_up(broker, ORDERS)
     for conditions, steps in ((["--key", "x", "--limit", "2"], [2, 2]), (["--limit", "3"], [3, 2, 0])):
@@ -238,15 +218,6 @@ def test_letters_of_a_key_are_in_one_queue_if_the_topic_grows_before_the_replay_
     assert [letters[key].queue_id for key in keys.to_pylist()] == Keying().queues_of(keys, 8, "").tolist()
 
 
-def test_progress_counts_what_is_sent_of_what_is_to_be_sent(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dead_letters, "PIECE", 2)
-    give_up(broker, ORDERS)
-    seen = list[tuple[int, int]]()
-    chosen = dead_letters.LetterFilter(frozenset("x"), quarantined=False)
-    replay(broker, [LETTERS], chosen, Replayed(), progress=lambda *at: seen.append(at))
-    assert seen == [(1, 3), (2, 3), (3, 3)]
-
-
 # -- quarantine
 
 
@@ -316,26 +287,6 @@ def test_letters_in_quarantine_are_replayed_only_on_request(run: Run, broker: Br
     assert copies == [{"properties": [(REPLAYS, "g=4,other=1")]}]
 
 
-def test_how_many_replays_there_may_be_is_an_option(run: Run, broker: Broker) -> None:
-    give_up(broker, [("first", "x", "e")])
-    give_up(broker, [("second", "x", "e")], "g=1")
-    assert [row["quarantined"] for row in run("dlq", "list", "g", "--max-replays", "1")] == [False, True]
-    assert run("dlq", "replay", "g", "--all", "--max-replays", "1")[0]["replayed"] == 1
-    assert sent(broker) == ["first"]
-    assert "max-replays" in run("dlq", "replay", "g", "--all", "--max-replays", "0", code=2)
-
-
-def test_a_table_names_what_is_in_quarantine(store: Path, broker: Broker) -> None:
-    give_up(broker, ORDERS[:1], "g=3")
-    result = CliRunner().invoke(app, ["--path", str(store), "--no-json", "dlq", "list", "g"], env={"COLUMNS": "200"})
-    assert "quarantined" in result.output
-    result = CliRunner().invoke(app, ["--path", str(store), "--no-json", "dlq", "replay", "g", "--all"])
-    assert (
-        "left out 1 in quarantine, because each was replayed 3 times or more and failed again. Give --quarantined to send them"
-        in result.output
-    )
-
-
 # -- copies of offsets
 
 
@@ -381,18 +332,6 @@ def test_a_copy_gives_a_new_group_the_offsets_of_one_that_is_at_work(run: Run, t
     assert done == [{**row, "dry_run": False, "time": copied_at} for row in planned]
     assert two.at("canary") == two.at("live") == [3, 5, 7]
     assert two.broker.groups.stale(two.tokens) == [], "the query of the first group must keep its locks"
-
-
-def test_the_table_of_a_copy_has_its_time(store: Path, two: Two) -> None:
-    shown = CliRunner().invoke(app, ["--path", str(store), "--no-json", "group", "copy", "live", "canary"])
-    assert re.search(r"^copied at 20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z$", shown.stdout, re.MULTILINE), shown.output
-
-
-def test_a_copy_replaces_offsets_and_leaves_those_of_other_queues(run: Run, two: Two) -> None:
-    two.broker.admin.seek("canary", {two.queues[0]: 9, two.other: 1})
-    [first, second] = run("group", "copy", "live", "canary", "--topic", "a")
-    assert (first["old"], first["new"], second["old"], second["new"]) == (9, 3, None, 5)
-    assert two.at("canary") == [3, 5, 1]
 
 
 def test_a_copy_is_refused_while_the_other_group_is_at_work(run: Run, two: Two) -> None:

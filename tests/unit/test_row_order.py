@@ -52,10 +52,3 @@ def test_rows_are_in_sparks_order(kind: pa.DataType, ascending: list[object]) ->
     for descending, expected in ((False, values), (True, values[::-1])):
         [rows] = sorted_rows(iter([shuffled]), [SortColumn("value", descending)], 1 << 20, "")
         assert [str(value) for value in rows.column("value")] == [str(value) for value in expected]
-
-
-def test_nulls_and_nan_leave_the_order_to_the_next_column() -> None:
-    rows = pa.record_batch({"value": [None, NAN, None, 1.0, NAN], "number": [2, 2, 1, 0, 1]})
-    columns = [SortColumn("value", descending=True), SortColumn("number", descending=False)]
-    [rows] = sorted_rows(iter([rows]), columns, 1 << 20, "")
-    assert rows.column("number").to_pylist() == [1, 2, 0, 1, 2]

@@ -8,10 +8,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-import orderedmq
-from orderedmq import Producer
 from orderedmq.errors import MessageError, SchemaError
-from orderedmq.routing.selector import HashSelector, ModSelector, keyed, selector
+from orderedmq.routing.selector import ModSelector, keyed, selector
 from orderedmq.routing.sharding_key import GivenKeyType, HashedKeys, HashedNumbers, hashed_keys, key_hash64, key_type
 
 INTS = st.integers(-(2**31), 2**31 - 1)
@@ -110,19 +108,9 @@ def test_the_queue_of_a_number_depends_on_its_type_and_text_is_the_former_one():
     assert queues(pa.array([17], pa.int8()), 4, "machineRoom") == [1]
 
 
-def test_keys_that_are_numbers_need_not_be_prepared():
-    assert HashSelector().select(rows(2), pa.array([2**32, -1]), 4).tolist() == [1, 0]
-
-
 @given(st.lists(st.integers(0, 2**63 - 1), max_size=20), st.integers(1, 65_536))
 def test_mod_is_the_remainder(keys, n):
     assert queues(pa.array(keys, pa.int64()), n, "mod") == [key % n for key in keys]
-
-
-def test_mod_sends_rows_without_a_key_round():
-    keys = pa.array([None, 7, None, None], pa.int64())
-    assert queues(keys, 3, "mod") == [0, 1, 1, 2]
-    assert ModSelector().select(rows(2), None, 3).tolist() == [0, 1]
 
 
 def test_mod_refuses_a_negative_number_and_text():
@@ -161,24 +149,3 @@ def test_chosen_keys_keep_their_hashes():
         assert part.keys.to_pylist() == [whole.keys[0].as_py(), None]
         assert isinstance(part, HashedNumbers) is isinstance(whole, HashedNumbers)
         assert isinstance(part, HashedKeys)
-
-
-def test_a_producer_chooses_as_java_does_for_numbers_and_stores_their_text(tmp_path):
-    keys = pa.array([17, 2**32 + 2, -1])
-    with orderedmq.connect(tmp_path / "store") as broker:
-        broker.admin.create_topic("t", 4)
-        batch = pa.record_batch({"body": pa.array([b"a", b"b", b"c"]), "sharding_key": keys})
-        Producer(broker.log, "t").send(batch)
-        Producer(broker.log, "t", sharding_key_type="text").send(batch.slice(0, 1))
-        Producer(broker.log, "t", sharding_key_type="long").send(batch.set_column(1, "sharding_key", keys.cast(pa.string())))
-        Producer(broker.log, "t", selector="mod").send(batch.slice(1, 1))
-        found = {}
-        for queue in broker.log.queues("t"):
-            pulled = broker.log.pull(queue, 0, 10, 1000, ("body", "sharding_key"))
-            found[queue.queue_id] = list(zip(pulled["body"].to_pylist(), pulled["sharding_key"].to_pylist(), strict=True))
-    assert found == {
-        0: [(b"c", "-1"), (b"c", "-1")],
-        1: [(b"a", "17"), (b"a", "17")],
-        2: [(b"a", "17"), (b"b", "4294967298")],
-        3: [(b"b", "4294967298"), (b"b", "4294967298")],
-    }

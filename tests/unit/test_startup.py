@@ -187,12 +187,6 @@ def test_a_master_in_sparks_own_settings_counts(cache: Path, tmp_path: Path, mon
     assert "SPARK_HOME" in os.environ
 
 
-def test_a_pyspark_that_only_this_program_finds_keeps_its_zip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not tuning.importable_by_workers(tmp_path / "pyspark")
-    monkeypatch.setenv("PYTHONPATH", f"/elsewhere{os.pathsep}{tmp_path}")
-    assert tuning.importable_by_workers(tmp_path / "pyspark")
-
-
 def test_the_links_follow_what_is_installed(cache: Path, tmp_path: Path) -> None:
     spark = tmp_path / "pyspark"
     for name in ("bin", "jars", "python", "sbin", "__pycache__"):
@@ -228,22 +222,6 @@ def test_an_archive_that_others_could_have_written_is_not_used(cache: Path, tmp_
     assert archive.archive_options(JAVA, tmp_path) is not None
     cache.chmod(0o777)
     assert archive.archive_options(JAVA, tmp_path) is None
-
-
-def test_a_cache_that_is_read_only_by_now_is_used(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    orderedmq.tuned(Builder(master="local"))
-    made = an_archive(cache, Path(os.environ.pop("SPARK_HOME")))
-    monkeypatch.setattr(os, "access", lambda path, mode: False)
-    orderedmq.tuned(Builder(master="local"))
-    assert Path(os.environ["SPARK_HOME"]).parent == cache
-    assert f"={made} " in os.environ["SPARK_SUBMIT_OPTS"]
-
-
-def test_another_build_of_java_and_another_spark_have_other_archives(tmp_path: Path) -> None:
-    newer = Java(JAVA.path, 17, 'openjdk version "17.0.16"')
-    fits = ((JAVA, tmp_path), (newer, tmp_path), (JAVA, tmp_path / "other"))
-    assert len({archive.archive_name(runtime, spark_home, 7) for runtime, spark_home in fits}) == 3
 
 
 def test_an_archive_that_was_cut_off_is_not_used(cache: Path, tmp_path: Path) -> None:

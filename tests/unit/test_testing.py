@@ -46,17 +46,6 @@ def test_what_is_produced_is_there_by_key_in_its_order(store: TemporaryStore) ->
     assert len(store.broker.log.queues("orders")) == 4
 
 
-def test_numbers_are_keys_as_in_the_sink(store: TemporaryStore) -> None:
-    store.produce("orders", (7, "a"), (8, "b"), (7, "c"))
-    assert store.by_key("orders") == {"7": ["a", "c"], "8": ["b"]}
-
-
-def test_no_rows_make_an_empty_topic(store: TemporaryStore) -> None:
-    store.produce("orders", queues=2)
-    assert [topic.queues for topic in store.broker.log.topics()] == [2]
-    assert store.by_key("orders") == {}
-
-
 def test_a_wrong_name_is_not_an_empty_topic(store: TemporaryStore) -> None:
     store.produce("orders", ("a", "1"))
     with pytest.raises(TopicError, match="topic 'ordrs' does not exist"):
@@ -96,15 +85,6 @@ def test_a_row_that_is_no_message_is_refused_before_any_is_written(store: Tempor
         store.messages("orders")
 
 
-def test_a_store_without_a_folder_is_removed_and_one_with_a_folder_stays(tmp_path: Path) -> None:
-    with TemporaryStore() as gone, TemporaryStore(tmp_path / "kept") as kept:
-        for store in (gone, kept):
-            store.produce("orders", ("a", "1"))
-            assert (store.folder / "store").is_dir()
-    assert not gone.folder.exists()
-    assert kept.folder.exists()
-
-
 # -- comparisons -----------------------------------------------------------------------------------------------------------------
 
 
@@ -133,11 +113,6 @@ def test_a_side_that_cannot_be_compared_says_what_to_pass(store: TemporaryStore,
             store.assert_same("one", pa.table({"sharding_key": ["a"], "body": ["1"]} | {nested: [["1"]]}))
     store.assert_same("one", pa.table({"sharding_key": ["a"], "body": [1]}))
     store.assert_same("one", pa.table({"sharding_key": pa.array(["a"]).dictionary_encode(), "body": ["1"]}))
-
-
-def test_a_key_of_more_than_64_bits_is_refused(store: TemporaryStore) -> None:
-    with pytest.raises(SchemaError, match="Give either texts or whole numbers of 64 bits as keys"):
-        store.produce("orders", (2**63, "1"), (2**64, "2"))
 
 
 def test_bodies_may_differ_where_a_field_identifies_the_message(store: TemporaryStore) -> None:
@@ -211,14 +186,6 @@ def test_a_function_fails_at_its_first_call_in_whatever_process(store: Temporary
     for function in (failing, again(failing), store.fails_once(Calls())):
         assert function(of("b"), None) == "done"
     assert calls == [["b"]] * 3
-
-
-def test_it_may_fail_after_its_effect(store: TemporaryStore, calls: list[list[str]]) -> None:
-    failing = store.fails_once(Calls(), after=True)
-    with pytest.raises(FailedOnce):
-        failing(of("a"), None)
-    failing(of("a"), None)
-    assert calls == [["a"], ["a"]]
 
 
 def test_a_listener_may_fail_once_for_each_key(store: TemporaryStore, calls: list[list[str]]) -> None:

@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
 import orderedmq
 from ordered_source.listener.tasks import Columns, Rows
 from orderedmq.broker import Broker
-from orderedmq.cli import app
 from orderedmq.errors import SchemaError
 from orderedmq.listening.engine import Message
-from orderedmq.listening.listener import Caller, ConsumeOrderlyContext, ConsumeOrderlyStatus
 from orderedmq.model import MAX_OFFSET, MessageQueue
 from orderedmq.rocketmq.codec import decode
 from orderedmq.rocketmq.codec.row_decoder import Wanted, decode_exactly
 from orderedmq.routing.sharding_key import hashed_keys, java_string_hash
-from orderedmq.rows.dead_letters import dead_letter_properties
 from orderedmq.rows.filters import Filter
 from orderedmq.rows.message_rows import normalise
-from orderedmq.schema import PRODUCER_SCHEMA, concat_batches
+from orderedmq.schema import concat_batches
 from orderedmq.text import MalformedText, is_text, repaired, text_of
 from tests.raw_text import JAVAS, append_raw, pairs, strings
 from tests.stored_messages import QUEUE as STORED
@@ -52,15 +45,6 @@ def test_bytes_are_the_text_that_java_makes_of_them(data: bytes, shown: str) -> 
     assert rows.tolist() == ([] if is_text(data) else [1])
     # A key goes to the same queue as in Java.
     assert java_string_hash(strings([data])) == java_string_hash(pa.array([shown]))
-
-
-@given(
-    st.lists(
-        st.lists(st.sampled_from([b"a", b"\xff", b"\xed", b"\xa0", b"\x80", b"\xe2", b"\x82", b"\xf0", b"\x9f"])).map(b"".join)
-    )
-)
-def test_parts_of_properties_are_what_java_cuts_out_of_their_text(parts: list[bytes]) -> None:
-    assert text_of(b"\x01".join(parts)).split("\x01") == ([text_of(part) for part in parts] or [""])
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())])
@@ -217,71 +201,6 @@ def test_a_store_is_read_and_its_messages_are_counted(broker: Broker, caplog: py
     assert broker.log.pull(QUEUE, 1, 1, 1 << 20, ("sharding_key",)).column(0).to_pylist() == [SHOWN]
 
 
-def test_chunks_that_are_merged_keep_it_readable(broker: Broker) -> None:
-    for number in range(8):
-        append_raw(broker, QUEUE, body=pa.array([b"%d" % number], pa.binary()), sharding_key=strings([b"\xff%d" % number]))
-    found: list[str] = []
-    while len(found) < 8:
-        found += broker.log.pull(QUEUE, 3 + len(found), 10, 1 << 20, ("sharding_key",)).column(0).to_pylist()
-    assert found == [f"\ufffd{number}" for number in range(8)]
-
-
-def test_the_command_shows_it_and_sends_it_again(broker: Broker, tmp_path: Path) -> None:
-    def run(*arguments: str, code: int = 0, form: str = "--json") -> str:
-        done = CliRunner().invoke(app, ["--path", str(tmp_path / "store"), form, *arguments], env={"COLUMNS": "240"})
-        assert done.exit_code == code, done.output
-        return done.stdout
-
-    shown = [json.loads(line) for line in run("peek", "in").splitlines()]
-    assert [(row["sharding_key"], row["tags"], row["keys"]) for row in shown] == [
-        ("x", "a", None), (SHOWN, "\ufffd", "k\ufffd"), ("x", "b", "k"),
-    ]  # fmt: skip
-    assert SHOWN in run("peek", "in", form="--no-json")
-    for key in (SHOWN, RAW.decode(errors="surrogateescape")):
-        assert [json.loads(line)["queue_offset"] for line in run("peek", "in", "--key", key).splitlines()] == [1]
-    # Dead letters: one that a listener writes now, and one that was stored with the original bytes.
-    client = broker.groups.join("g")
-    token: Any = broker.groups.lock("g", client, [QUEUE])[QUEUE]
-    [row] = broker.log.pull(QUEUE, 1, 1, 1 << 20, COLUMNS).to_pylist()
-    noted = dead_letter_properties(
-        QUEUE, 1, message_id="ID", reconsume_times=16, error="no", properties=dict(row["properties"])
-    )
-    letter = {**row, "properties": list(noted.items())}
-    broker.groups.dead_letter(token, pa.RecordBatch.from_pylist([letter], schema=PRODUCER_SCHEMA), [1])
-    broker.groups.unlock([token])
-    broker.groups.leave(client)
-    origin = [(name.encode(), value.encode()) for name, value in noted.items() if name not in dict(row["properties"])]
-    append_raw(
-        broker,
-        QUEUE._replace(topic="%DLQ%g"),
-        body=pa.array([b"\xff2"], pa.binary()),
-        sharding_key=strings([RAW]),
-        properties=pairs([[*origin, (b"mine", b"\xff")]]),
-    )
-    listed = [json.loads(line) for line in run("dlq", "list", "g").splitlines()]
-    assert [(one["sharding_key"], one["offset"]) for one in listed] == [(SHOWN, 0), (SHOWN, 1)]
-    run("dlq", "list", "g", form="--no-json")
-    run("dlq", "replay", "g", "--all")
-    first, second = broker.log.pull(QUEUE, 3, 2, 1 << 20, COLUMNS).to_pylist()
-    counted = ("ORDEREDMQ_REPLAYS", "g=1")
-    assert first == {**row, "queue_offset": 3, "properties": [*row["properties"], counted]}
-    assert (second["sharding_key"], second["properties"]) == (SHOWN, [("mine", "\ufffd"), counted])
-    assert "g" in run("top")
-    for name in ("--key", "--key-separator", "--tags", "--tags-field", "--property", "--property-field"):
-        run("produce", "in", name, "\udcff", code=2)
-    # A table with the original bytes, compared with the topic, which shows them as text.
-    bodies = [b"0", b"\xff1", b"2", b"\xff1", b"\xff2"]
-    table = pa.table({"sharding_key": strings([b"x", RAW, b"x", RAW, RAW]), "body": bodies})
-    pq.write_table(table, tmp_path / "t.parquet")
-    assert json.loads(run("audit", "in", str(tmp_path / "t.parquet")))["ok"]
-    pq.write_table(table.slice(2), tmp_path / "less.parquet")
-    found = json.loads(run("audit", str(tmp_path / "t.parquet"), str(tmp_path / "less.parquet"), code=1))
-    assert {example["key"] for example in found["examples"]} == {"x", SHOWN}
-    pq.write_table(table.set_column(1, "body", strings(bodies)), tmp_path / "texts.parquet")
-    found = json.loads(run("audit", str(tmp_path / "texts.parquet"), str(tmp_path / "less.parquet"), code=1))
-    assert [found[kind] for kind in ("lost", "moved", "extra")] == [2, 0, 0]
-
-
 # -- the listener
 
 
@@ -291,12 +210,3 @@ def test_a_listener_is_given_valid_text_whatever_columns_the_user_made() -> None
     )
     first, second = (Message(at, None, Rows(Columns(batch), 0), at) for at in range(2))
     assert (first.mine, second.mine, first.properties, second.properties) == ("a", SHOWN, [("\ufffd", "1")], [])
-
-
-def test_an_error_of_a_listener_with_half_a_character_is_an_error_that_can_be_stored() -> None:
-    def listener(messages: Any, context: Any) -> Any:
-        raise ValueError(b"\xff".decode(errors="surrogateescape"))
-
-    status, error, _ = Caller(listener, (), print, ConsumeOrderlyStatus).call([], ConsumeOrderlyContext(QUEUE))
-    assert (status, error) == (None, "ValueError: ?")
-    assert pa.array([error]).to_pylist() == [error]

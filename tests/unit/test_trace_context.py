@@ -17,11 +17,11 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.trace import NoOpTracerProvider, SpanKind, StatusCode
+from opentelemetry.trace import SpanKind, StatusCode
 from pyspark.sql import DataFrame
 
 import orderedmq
-from ordered_source import ConsumeConcurrentlyStatus, ConsumeOrderlyStatus, consume_concurrently, consume_orderly
+from ordered_source import ConsumeOrderlyStatus, consume_concurrently, consume_orderly
 from ordered_source.columns import full_schema
 from ordered_source.listener.calls import Cancelled
 from ordered_source.listener.shell import Consumer
@@ -37,7 +37,6 @@ from orderedmq.listening.queue_engine import OrderPerQueue
 from orderedmq.model import MessageQueue
 from orderedmq.ownership.lock import LockToken
 from orderedmq.rows.message_trace import Ended, ReturnType, TracedCall, TracedMessage
-from orderedmq.schema import PROPERTIES_TYPE
 from tests.micro_batches import Frame
 from tests.unit.test_listener_shell import Rig, rig
 
@@ -131,13 +130,6 @@ def test_a_call_with_several_messages_is_linked_to_each_and_has_no_parent(spans:
     assert "messaging.message.id" not in attributes
 
 
-@pytest.mark.parametrize("traceparent", [None, "00-not-a-context", f"00-{'0' * 32}-{SPAN}-01"])
-def test_a_message_without_a_context_begins_a_trace(spans: InMemorySpanExporter, traceparent: str | None) -> None:
-    called(lambda messages, context: SUCCESS, message(1, traceparent))
-    assert (only(spans).parent, only(spans).links) == (None, ())
-    assert called(lambda messages, context: SUCCESS, message(1, properties=None)) is SUCCESS
-
-
 def test_an_exception_of_the_listener_is_in_the_span_and_goes_on(spans: InMemorySpanExporter) -> None:
     def listener(messages: Sequence[Any], context: Any) -> None:
         raise ValueError("no such order")
@@ -183,28 +175,6 @@ def test_calls_that_await_at_once_are_each_in_their_own_span_until_they_were_awa
     assert all((span.end_time or 0) - (span.start_time or 0) > 9e6 for span in (first, second, third))
 
 
-def test_a_class_may_set_up_the_sdk_before_its_first_call(spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch) -> None:
-    ready = trace_context._tracer
-    monkeypatch.setattr("orderedmq.trace_context._tracer", lambda: NoOpTracerProvider().get_tracer("none"))
-
-    class Listener:
-        def __init__(self) -> None:
-            monkeypatch.setattr("orderedmq.trace_context._tracer", ready)
-
-        def __call__(self, messages: Sequence[Any], context: Any) -> ConsumeOrderlyStatus:
-            return SUCCESS
-
-    called(Listener, message(1, PARENT))
-    assert only(spans).name == "process orders"
-
-
-def test_without_an_sdk_a_message_passes_its_context_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orderedmq.trace_context._tracer", lambda: NoOpTracerProvider().get_tracer("none"))
-    found: list[dict[str, str]] = []
-    called(lambda messages, context: found.append(trace_context.inject()), message(1, PARENT))
-    assert found == [{"traceparent": PARENT, "tracestate": "x=1", "baggage": "user=me"}]
-
-
 # -- tasks, on a real store
 
 WITH_PROPERTIES = tuple(full_schema(include_properties=True, include_lock_token=True, include_ticket=True).names)
@@ -221,29 +191,6 @@ def run_task(rig: Rig, kind: str, listener: Any, tracing: Tracing) -> list[Any]:
     """Run a micro-batch with this kind of listener. Return the statuses of its outcomes."""
     consumer = Consumer(listener, KINDS[kind], tracing=tracing)
     return [status for _, status, *_ in rig.run(consumer, columns=WITH_PROPERTIES, lot=kind != "queue")]
-
-
-@pytest.mark.parametrize("kind", ["queue", "key", "none"])
-def test_every_kind_of_listener_is_called_in_the_context_of_its_messages(
-    rig: Rig, spans: InMemorySpanExporter, kind: str
-) -> None:
-    answer = ConsumeConcurrentlyStatus.CONSUME_SUCCESS if kind == "none" else SUCCESS
-    properties = pa.array([[("traceparent", PARENT)], [("traceparent", OTHER)]], PROPERTIES_TYPE)
-    rig.broker.log.append(
-        {rig.token.queue: pa.record_batch({"body": ["a", "b"], "sharding_key": ["k", "l"], "properties": properties})}
-    )
-    inside: list[str] = []
-
-    def listener(messages: Sequence[Any], context: Any) -> Any:
-        inside.append(trace_context.inject()["traceparent"].split("-")[1])
-        return answer
-
-    assert run_task(rig, kind, listener, Tracing(trace_context=True)) == ["SUCCESS", "SUCCESS"]
-    assert sorted(inside) == sorted([TRACE, OTHER.split("-")[1]])
-    assert sorted(link for span in spans.get_finished_spans() for link in linked(span)) == sorted(
-        [f"{TRACE}-{SPAN}", OTHER[3:-3]]
-    )
-    assert {span.name for span in spans.get_finished_spans()} == {"process orders"}
 
 
 @pytest.mark.parametrize("kind", ["queue", "key", "none"])
@@ -455,9 +402,3 @@ def test_without_the_package_all_else_works_and_what_needs_it_says_what_to_insta
         assert "ORDEREDMQ_OPTION.MISSING" in line
         assert what in line
         assert "pip install 'orderedmq[opentelemetry]'" in line
-
-
-def test_nothing_of_opentelemetry_is_imported_until_it_is_asked_for() -> None:
-    code = "import sys, orderedmq.tools.producer, ordered_source.listener.shell; print('opentelemetry' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2])
-    assert done.stdout.split() == ["False"], done.stderr

@@ -11,7 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -28,7 +27,7 @@ from orderedmq.cli import app
 from orderedmq.conditions import UnavailableCondition
 from orderedmq.errors import RocketMQUnavailableError
 from orderedmq.model import MessageQueue
-from orderedmq.parking.rules import HELD, Parking, Ticket, lot_token
+from orderedmq.parking.rules import HELD, Parking, Ticket
 from orderedmq.schema import PRODUCER_SCHEMA
 from orderedmq.tools.parked import parked_keys
 from orderedmq.ui import guard, repairs, server
@@ -127,14 +126,6 @@ def test_a_hand_over_is_named_with_both_owners(shop: Shop, site: Served) -> None
     assert "22 messages 10 minutes ago" in said
 
 
-def test_topics_have_depths_and_the_time_that_they_go_back(still: Served) -> None:
-    assert "orders 24 4 7 d - Browse" in still.get("/topics").words
-    said = still.get("/topics/orders").words
-    assert "24 in 4 queues" in said
-    assert "Kept for 7 d" in said
-    assert re.search(r"orders/2 6 0 6 [\d,.]+ \w+ \d{4}-\d\d-\d\d \d\d:\d\d:\d\d 7 d ", said), said
-
-
 def test_a_topic_that_is_deleted_while_the_topics_are_read_is_left_out(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     shop.broker.admin.create_topic("brief", 1)
     listed = shop.broker.log.topics
@@ -148,14 +139,6 @@ def test_a_topic_that_is_deleted_while_the_topics_are_read_is_left_out(shop: Sho
     assert [(one.topic.name, one.messages) for one in Watches(shop.broker).topics().get()] == [("orders", 24)]
 
 
-def test_topics_of_groups_stand_apart_and_their_pages_open(shop: Shop, site: Served) -> None:
-    shop.give_up(0, 1, "y")
-    assert "Topics of groups" in site.get("/topics").words
-    assert "1 in 1 queues" in site.get("/topics/%25DLQ%25billing").words
-    assert site.get("/live/topics/%25DLQ%25billing").status == 200
-    assert 'data-live="/live/topics/%25DLQ%25billing"' in site.get("/topics/%25DLQ%25billing").text
-
-
 # Messages.
 
 
@@ -166,16 +149,6 @@ def test_messages_are_found_by_queue_offset_and_time(still: Served) -> None:
     assert "No messages here" in still.get("/topics/orders/messages?of=embedded/1&time=2100-01-01").words
     assert "0-0" in still.get("/topics/orders/messages?time=2020-01-01").words
     assert "3-5" in still.get("/topics/orders/messages").words
-
-
-def test_a_keys_whole_history_over_all_queues_is_in_the_order_of_arrival(shop: Shop, site: Served) -> None:
-    for number in (3, 0, 2):
-        shop.broker.log.append({shop.queues[number]: rows([b"later-%d" % number], "x")})
-    said = site.get("/topics/orders/messages?key=x").words
-    assert re.findall(r"\b(?:\d-\d|later-\d)\b", said) == [
-        "0-0", "0-3", "1-0", "1-3", "2-0", "2-3", "3-0", "3-3", "later-3", "later-0", "later-2",
-    ]  # fmt: skip
-    assert "27 messages were searched, up to the end" in said
 
 
 def test_a_long_history_goes_on_where_its_last_page_ended(shop: Shop, site: Served) -> None:
@@ -227,25 +200,6 @@ def test_what_is_not_there_or_wrongly_asked_is_said_in_a_page(still: Served, pat
 
 
 # Repairs.
-
-
-def test_dead_letters_show_origin_and_error_and_are_replayed(shop: Shop, mending: Served) -> None:
-    shop.give_up(0, 1, "y")
-    shop.give_up(2, 4, "z")
-    said = mending.get(f"/groups/{GROUP}/dead").words
-    assert re.search(r"0 orders/0 at 1 y ValueError: <bad> 3 - \S+ \S+ no given up", said), said
-    done = mending.follow(mending.post(f"/groups/{GROUP}/dead/replay", [("offset", "1")])).words
-    assert "Replayed 1 dead letter: 1 to orders." in done
-    assert "no replay of all letters has reached: 2." in done
-    done = mending.follow(mending.post(f"/groups/{GROUP}/dead/replay", [("all", "yes"), ("keying", "text")])).words
-    assert "Replayed 2 dead letters: 2 to orders" in done
-    assert "no replay of all letters has reached: 0." in done
-    sent = [at.max_offset for at in shop.broker.log.bounds(shop.queues).values()]
-    assert sum(sent) == 24 + 3
-    assert [re.sub(r"^\S+ ", "", line) for line in mending.told] == [
-        "replayed 1 dead letters of group billing",
-        "replayed 2 dead letters of group billing",
-    ]
 
 
 def test_dead_letters_are_shown_and_replayed_by_conditions_and_those_in_quarantine_only_if_somebody_looks_at_them(
@@ -464,13 +418,6 @@ def test_a_form_of_another_site_changes_nothing(
     assert shop.broker.log.change() == before
 
 
-def test_a_browser_that_names_no_origin_but_comes_from_elsewhere_is_refused(mending: Served) -> None:
-    body = f"all=yes&mark={mending.rules.mark}"
-    for where, status in (("cross-site", 403), ("same-site", 403), ("same-origin", 303)):
-        answer = mending.ask("POST", f"/groups/{GROUP}/dead/replay", body, {"sec-fetch-site": where})
-        assert answer.status == status
-
-
 @pytest.mark.holds("web page guarded")
 def test_another_name_of_this_machine_is_refused_on_loopback(still: Served) -> None:
     for host in ("evil.example", f"evil.example:{still.port}", "", "127.0.0.1.evil.example", "[::1"):
@@ -488,14 +435,6 @@ def test_every_answer_has_the_headers_that_keep_pages_to_themselves(still: Serve
         assert headers["x-content-type-options"] == "nosniff"
         assert headers["cache-control"] == ("no-cache" if path.startswith("/static") else "no-store")
         assert "server" not in headers
-
-
-def test_pages_have_no_style_and_no_script_of_their_own(shop: Shop, mending: Served) -> None:
-    """The content security policy would block them."""
-    shop.park(0, 3)
-    for path in ("/", f"/groups/{GROUP}", f"/groups/{GROUP}/parked", "/topics/orders/messages", f"/groups/{GROUP}/seek"):
-        text = mending.get(path).text
-        assert not re.search(r'\sstyle=|\son\w+="|<style|<script(?! src="/static/live.js" defer)', text), path
 
 
 @pytest.mark.holds("web page guarded")
@@ -662,34 +601,3 @@ def test_a_broker_in_which_nothing_changed_is_not_looked_at_again_for_a_while() 
     assert quiet.get() == 1
     hands.time += LEAST + 0.1
     assert quiet.get() == 2
-
-
-def test_a_slow_broker_holds_up_one_viewer_and_not_all() -> None:
-    going = threading.Event()
-    first = [True]
-
-    def look() -> str:
-        if first:
-            first.clear()
-            return "before"
-        going.wait(30)
-        return "after"
-
-    shared = SharedLook(look, lambda: None)
-    assert shared.get() == "before"
-    time.sleep(LEAST + 0.1)
-    slow = threading.Thread(target=shared.get, daemon=True)
-    slow.start()
-    until(shared._looking.locked)
-    assert shared.get() == "before"
-    going.set()
-    slow.join(30)
-    assert shared.get() == "after"
-
-
-def test_a_parked_lot_goes_when_its_owner_has_decided_it(shop: Shop, site: Served) -> None:
-    shop.park(0, 3)
-    assert "1 of 1 keys" in site.get(f"/groups/{GROUP}").words
-    shop.broker.groups.commit({lot_token(shop.token(0)): 1})
-    until(lambda: "Nothing is parked" in site.get(f"/groups/{GROUP}/parked").words)
-    until(lambda: "Parked 0" in site.get(f"/groups/{GROUP}").words)

@@ -13,19 +13,16 @@ from contextlib import contextmanager
 from html import unescape
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, unquote, urlencode
+from urllib.parse import unquote, urlencode
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from starlette.datastructures import QueryParams
 from starlette.routing import Route
 
 from orderedmq.schema import PRODUCER_SCHEMA
 from orderedmq.ui.app import make_app
 from orderedmq.ui.guard import FormFields, Guard, Rules
-from tests.examples import examples
 from tests.ui_site import GROUP, Answer, Shop
 
 #: Characters that a browser or terminal interprets instead of showing them.
@@ -183,48 +180,6 @@ def test_a_number_of_5000_digits_and_other_odd_texts_are_answered_in_every_field
                 answer = pages.ask(method, here(path), list(asked.items()))
                 assert answer.status in ANSWERS, (method, path, name, text[:60], answer.words)
                 assert not OBEYED.search(answer.text), (method, path, name, text[:60])
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "field", "status"),
-    [
-        ("GET", "/topics/orders/messages", ("of", f"embedded/{DIGITS}"), 404),
-        ("GET", "/topics/orders/messages", ("queue", DIGITS), 404),
-        ("GET", "/topics/orders/message", ("offset", DIGITS), 409),
-        ("GET", "/topics/orders/message", ("offset", "many"), 409),
-        ("POST", f"/groups/{GROUP}/dead/replay", ("offset", DIGITS), 409),
-        ("POST", f"/groups/{GROUP}/dead/replay", ("offset", "many"), 409),
-        ("POST", f"/groups/{GROUP}/parked/order", ("key", f"orders/embedded/0/o/{DIGITS}"), 409),
-        ("POST", f"/groups/{GROUP}/seek", ("to", DIGITS), 409),
-        ("GET", f"/groups/{DIGITS}", ("", ""), 404),
-        ("GET", f"/topics/{DIGITS}", ("", ""), 404),
-        ("GET", f"/groups/{quote(FOREIGN)}/dead", ("", ""), 404),
-    ],
-)
-def test_what_is_not_there_is_404_and_what_cannot_be_done_is_409(
-    pages: Pages, method: str, path: str, field: tuple[str, str], status: int
-) -> None:
-    answer = pages.ask(method, path, [("action", "retry"), field])
-    assert (answer.status, OBEYED.search(answer.text)) == (status, None), answer.words
-
-
-TEXTS = st.text(max_size=40) | st.text("0123456789", min_size=1, max_size=30) | st.sampled_from(TYPED)
-
-
-@pytest.mark.holds("web page robust")
-@examples(1.6)
-@given(data=st.data())
-def test_any_texts_in_all_fields_and_names_are_answered(pages: Pages, data: st.DataObject) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        method, path = data.draw(st.sampled_from(pages.routes))
-        names = sorted(fields_of(pages, method, path, patch)) or [""]
-        fields = [(name, data.draw(TEXTS)) for name in data.draw(st.lists(st.sampled_from(names), max_size=6))]
-        for name in ("{group}", "{topic}"):
-            if name in path and data.draw(st.integers(0, 3)) == 0:
-                path = path.replace(name, quote(data.draw(TEXTS.filter(bool)), safe=""))
-        answer = pages.ask(method, here(path), fields)
-    assert answer.status in ANSWERS, (method, path, fields, answer.words)
-    assert not OBEYED.search(answer.text), (method, path, fields)
 
 
 def values(text: str, name: str) -> list[str]:

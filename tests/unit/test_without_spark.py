@@ -34,7 +34,6 @@ class NoPandas:
 sys.meta_path.insert(0, NoPandas())
 sys.modules.update(dict.fromkeys(("pyspark", "py4j")))
 """
-LISTENERS = ("ConsumeOrderlyContext", "ConsumeOrderlyStatus", "OrderPerKey", "OrderPerQueue", "ConcurrentSettings")
 
 
 def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -53,12 +52,6 @@ def test_every_module_but_those_of_spark_is_imported_without_it() -> None:
     names = [name for name in MODULES if not inside(name, OF_SPARK) and not name.endswith("__main__")]
     imports = python(f"from importlib import import_module\nfor name in {names}: import_module(name)")
     assert imports.returncode == 0, imports.stderr
-
-
-def test_the_classes_of_listeners_are_there_without_spark() -> None:
-    imports = python(f"from ordered_source import {', '.join(LISTENERS)}, __all__; print(*__all__)")
-    assert imports.returncode == 0, imports.stderr
-    assert set(LISTENERS) < set(imports.stdout.split())
 
 
 def test_the_command_and_the_helpers_of_tests_work_without_spark(tmp_path: Path) -> None:
@@ -96,13 +89,6 @@ def test_what_prepares_spark_says_which_extra_is_missing_before_it_changes_anyth
     with pytest.raises(OptionError, match=r"OPTION.MISSING\] the demo .*pip install 'orderedmq\[spark\]'"):
         Demo(tmp_path / "demo")
     assert not (tmp_path / "demo").exists()
-
-
-def test_the_command_says_which_extra_is_missing() -> None:
-    done = python("import os; os.environ.pop('SPARK_HOME', None); from orderedmq.cli import app; app()", "spark", "prepare")
-    assert done.returncode == 2
-    assert "ORDEREDMQ_OPTION.MISSING" in done.stderr
-    assert "pip install 'orderedmq[spark]'" in done.stderr
 
 
 def test_servers_for_trials_say_which_extra_has_the_program_that_fetches_their_jars(
