@@ -13,8 +13,18 @@ import typer
 from typer.core import TyperGroup
 
 import orderedmq
-from orderedmq.cli.shared_options import ConnectionOption, JsonOption, NamespaceOption, NamesrvOption, PathOption, ProfileOption
-from orderedmq.cli.shell import EXIT_CODES, Shell, commands, open_closed_streams
+from orderedmq.cli.shell import (
+    EXIT_CODES,
+    ConnectionOption,
+    JsonOption,
+    NamespaceOption,
+    NamesrvOption,
+    PathOption,
+    ProfileOption,
+    Shell,
+    commands,
+    open_closed_streams,
+)
 
 #: The groups of commands, each with its module and help text.
 GROUPS: Final = {
@@ -39,7 +49,7 @@ COMMANDS: Final = {
         "Serve a web page that shows groups, topics, messages, parked messages and dead letters. Press Ctrl-C to end.",
     ),
     "exporter": (
-        "exporter",
+        "ui",
         "Serve metrics of all groups for Prometheus: lag in messages and seconds, locks, parked messages. Press Ctrl-C to end.",
     ),
     "audit": (
@@ -47,10 +57,10 @@ COMMANDS: Final = {
         "Compare two topics, or a topic and a table, per sharding key. The exit code is 1 if anything is lost, duplicated or out of order.",
     ),
     "check": (
-        "check",
+        "store",
         "Check a whole store of the embedded broker and list all damage. The exit code is 0 only if the store is sound.",
     ),
-    "snapshot": ("snapshot", "Copy a store of the embedded broker while it is in use."),
+    "snapshot": ("store", "Copy a store of the embedded broker while it is in use."),
     "demo": (
         "demo",
         "Send a year of real flights through ordered queues, kill the job half-way, resume it, and audit the result.",
@@ -60,11 +70,9 @@ COMMANDS: Final = {
 
 def load(name: str) -> Any:
     """Import the module of the command or group ``name``, and return the command."""
-    if name in GROUPS:
-        return typer.main.get_group(import_module(f"orderedmq.cli.{GROUPS[name][0]}").app)
-    app = commands("")
-    import_module(f"orderedmq.cli.{COMMANDS[name][0]}").add_to(app)
-    return typer.main.get_command(app)
+    module, _ = (GROUPS | COMMANDS)[name]
+    group = typer.main.get_group(import_module(f"orderedmq.cli.{module}").app)
+    return group if name in GROUPS else group.commands[name]
 
 
 class _Lazy(TyperGroup):

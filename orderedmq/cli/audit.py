@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orderedmq.cli import queue_names
-from orderedmq.cli.shell import REFUSED, Column, Shell, command
+from orderedmq.cli.shell import REFUSED, Column, Shell, command, commands
 from orderedmq.conditions import OptionCondition
 from orderedmq.errors import OptionError
 from orderedmq.options.values import parse_timestamp
@@ -19,11 +19,10 @@ if TYPE_CHECKING:
     from orderedmq.tools.audit import Audit
     from orderedmq.tools.audit_sides import Side
 
-
-def add_to(app: typer.Typer) -> None:
-    command(app, "audit")(compare)
+app = commands("")
 
 
+@command(app, "audit")
 def compare(
     shell: Shell,
     expected: Annotated[

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from orderedmq.cli.shell import REFUSED, Shell, command
+from orderedmq.cli.shell import REFUSED, Shell, command, commands
 from orderedmq.conditions import OptionCondition
 from orderedmq.errors import OptionError
 from orderedmq.options.endpoint import to_environment
@@ -21,13 +21,12 @@ if TYPE_CHECKING:
     from orderedmq.demo.result import Result
     from orderedmq.tools.audit import Audit
 
+app = commands("")
+
 T = TypeVar("T")
 
 
-def add_to(app: typer.Typer) -> None:
-    command(app, "demo", path_help="Folder of the demo's store, checkpoint and log (default: a new temporary one).")(demo)
-
-
+@command(app, "demo", path_help="Folder of the demo's store, checkpoint and log (default: a new temporary one).")
 def demo(
     shell: Shell,
     events: Annotated[

@@ -8,8 +8,8 @@ import typer
 
 from orderedmq.cli import queue_names
 from orderedmq.cli.groups import Group
-from orderedmq.cli.keys import KeyTypeOption, SelectorOption
 from orderedmq.cli.parked import Keys
+from orderedmq.cli.queue_names import KeyTypeOption, SelectorOption
 from orderedmq.cli.shell import Column, Full, Shell, command, commands
 from orderedmq.conditions import OffsetCondition, OptionCondition
 from orderedmq.errors import OffsetError, OptionError, no_such_offset

@@ -11,8 +11,7 @@ import typer
 from orderedmq.broker import Broker
 from orderedmq.cli import queue_names
 from orderedmq.cli.groups import Group
-from orderedmq.cli.keys import stored_key
-from orderedmq.cli.queue_names import queue_fields
+from orderedmq.cli.queue_names import queue_fields, stored_key
 from orderedmq.cli.shell import Column, Full, Shell, command, commands
 from orderedmq.cli.topics import Yes
 from orderedmq.model import MessageQueue, check_group

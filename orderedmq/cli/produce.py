@@ -17,9 +17,9 @@ import pyarrow.compute as pc
 import typer
 
 from orderedmq.broker import Broker
-from orderedmq.cli.keys import KeyTypeOption, SelectorOption
 from orderedmq.cli.lines import LineForm, messages, read_lines
-from orderedmq.cli.shell import Shell, command
+from orderedmq.cli.queue_names import KeyTypeOption, SelectorOption
+from orderedmq.cli.shell import Shell, command, commands
 from orderedmq.cli.topics import Name
 from orderedmq.conditions import OptionCondition, StoreCondition, TopicCondition
 from orderedmq.errors import OptionError, OrderedMQError, StoreError, TopicError
@@ -30,11 +30,10 @@ from orderedmq.text import is_text
 from orderedmq.tools.producer import Producer
 from orderedmq.tools.readable import number, size
 
-
-def add_to(app: typer.Typer) -> None:
-    command(app, "produce")(produce)
+app = commands("")
 
 
+@command(app, "produce")
 def produce(
     shell: Shell,
     topic: Name,

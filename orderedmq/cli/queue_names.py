@@ -1,4 +1,4 @@
-"""The names that users read and type: of queues, TOPIC/BROKER/QUEUE or a short form that identifies one queue, and shell completion.
+"""The names that users read and type, of queues (TOPIC/BROKER/QUEUE or a short form that identifies one queue) and keys. Shell completion.
 
 Rules: a queue's number is never an index into a list, because each of several brokers has a queue 0. A short form that matches
 several queues is refused, and the error lists them. JSON has the fields topic, broker and queue_id.
@@ -24,6 +24,11 @@ from orderedmq.options.values import whole_number
 
 if TYPE_CHECKING:
     from orderedmq.broker import Broker
+from typing import Annotated
+
+from orderedmq.routing.selector import KeyedSelectorName
+from orderedmq.routing.sharding_key import KeyType
+from orderedmq.text import text_of
 
 #: Maximum number of choices that an error lists.
 _CHOICES: Final = 8
@@ -137,3 +142,25 @@ def _shell(ctx: typer.Context) -> Shell:
     # The parameter of --option is called option before the command, and options after it.
     options = [*(above.options or ()), *(ctx.params.get("option") or ctx.params.get("options") or ())]
     return Shell(**texts, options=options)
+
+
+def stored_key(typed: str) -> str:
+    """Return a key from the command line as the column sharding_key has it, so that a key that is not UTF-8 is found."""
+    return text_of(typed.encode("utf-8", "surrogateescape"))
+
+
+KeyTypeOption = Annotated[
+    KeyType | None,
+    typer.Option(
+        "--sharding-key-type",
+        help="The Java type of the key that a producer hashes: text (String), int (Integer) or long (Long). Default: text; with mod: long.",
+        show_default=False,
+    ),
+]
+SelectorOption = Annotated[
+    KeyedSelectorName | None,
+    typer.Option(
+        help="How a key chooses its queue: hash (as in Java, the default) or mod (the key modulo the number of queues).",
+        show_default=False,
+    ),
+]

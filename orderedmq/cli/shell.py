@@ -1,7 +1,8 @@
-"""The parts that all commands share: options, output, and the conversion of errors to a line and an exit code.
+"""The parts that all commands share: options, profiles, output, and the conversion of errors to a line and an exit code.
 
 Rules: results go to standard output, as tables on a terminal, else as one JSON object per line. Progress, notes and errors go to
-standard error. A command is a function of a Shell and the command's own parameters.
+standard error. A command is a function of a Shell and the command's own parameters. A profile is a named set of options, with the names
+that they have in Spark, that select a broker and the connection to it. Profiles are in a private TOML file.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import inspect
 import json
 import os
 import sys
+import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,21 +22,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Concatenate, Final, Literal, N
 
 import typer
 
-from orderedmq.cli.shared_options import (
-    PATH_HELP,
-    ConnectionOption,
-    JsonOption,
-    NamespaceOption,
-    NamesrvOption,
-    ProfileOption,
-    path_option,
-)
 from orderedmq.conditions import OptionCondition
 from orderedmq.endpoint import Endpoint
 from orderedmq.errors import Kind, OptionError, OrderedMQError, kind_of
 from orderedmq.options.declared import DEFAULT_DIRECTORY, names_of
 from orderedmq.options.endpoint import SECRETS, VARIABLES, BrokerOptions, from_environment, layered
-from orderedmq.options.profiles import read_profile
+from orderedmq.options.values import shown
+from orderedmq.secret_files import read_secret_file
 from orderedmq.tools.readable import CONTROL, escaped, one_line, shortened
 
 if TYPE_CHECKING:
@@ -43,6 +37,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from orderedmq.broker import Broker
+
 
 P = ParamSpec("P")
 
@@ -70,6 +65,62 @@ Full = Annotated[
     typer.Option(
         "--full",
         help="Show complete bodies, keys and errors on a terminal. Otherwise long values are cut.",
+    ),
+]
+
+#: The environment variable that replaces the file's default path.
+FILE_VARIABLE: Final = "ORDEREDMQ_CONFIG"
+_WHAT: Final = "the file of profiles"
+PATH_HELP: Final = f"Directory of the embedded broker (default: {DEFAULT_DIRECTORY})."
+
+
+def path_option(text: str) -> Any:
+    return typer.Option("--path", help=text, show_default=False, metavar="DIR")
+
+
+PathOption = Annotated[Path | None, path_option(PATH_HELP)]
+NamesrvOption = Annotated[
+    str | None,
+    typer.Option(
+        "--namesrv",
+        help="Nameservers of a RocketMQ cluster, host:port;host:port, instead of --path.",
+        show_default=False,
+        metavar="ADDR",
+    ),
+]
+NamespaceOption = Annotated[
+    str | None,
+    typer.Option("--namespace", help="With --namesrv: the namespace of topics and groups.", show_default=False, metavar="NAME"),
+]
+ProfileOption = Annotated[
+    str | None,
+    typer.Option(
+        "--profile",
+        help=f"Take the options of broker, account and TLS from this table of ~/.config/orderedmq/config.toml (or of the file "
+        f"in {FILE_VARIABLE}).",
+        show_default=False,
+        metavar="NAME",
+        envvar="ORDEREDMQ_PROFILE",
+        show_envvar=False,
+    ),
+]
+ConnectionOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--option",
+        "-o",
+        help="A connection option with the same name as in Spark, such as useTLS=true or credentialsFile=FILE. May be repeated. Secrets belong "
+        "in a profile, a credentials file or the environment.",
+        show_default=False,
+        metavar="NAME=VALUE",
+    ),
+]
+JsonOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--json/--no-json",
+        help="Print one JSON object per line, or tables (default: tables on a terminal, else JSON).",
+        show_default=False,
     ),
 ]
 
@@ -241,6 +292,49 @@ class Shell:
         shown = console(stderr=True)
         with rich.Progress(*columns, console=shown, disable=typing or not shown.is_terminal, transient=True) as progress:
             yield Bar(progress, progress.add_task(what, total=total))
+
+
+def profiles_file() -> Path:
+    """Return the path of the file of profiles. The file may not exist."""
+    if named := os.environ.get(FILE_VARIABLE):
+        return Path(named)
+    folder = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+    return Path(folder) / "orderedmq" / "config.toml"
+
+
+def read_profile(name: str) -> dict[str, str]:
+    """Return the options of a profile as texts, with their names in camelCase.
+
+    Raises OptionError MISSING if the file or the profile does not exist; INVALID if other users may read the file, if it is not
+    TOML, or if the profile contains anything except broker options. Errors show no value, because it may be a secret.
+    """
+    file = profiles_file()
+    try:
+        found = tomllib.loads(read_secret_file(str(file), _WHAT))
+    except tomllib.TOMLDecodeError as error:
+        raise OptionError(OptionCondition.INVALID, f"{_WHAT} {file} is not TOML: {error}") from None
+    profile = found.get(name)
+    if not isinstance(profile, dict):
+        known = ", ".join(one for one, options in found.items() if isinstance(options, dict)) or "no profile"
+        raise OptionError(
+            OptionCondition.MISSING,
+            f"{_WHAT} {file} has no profile {shown(name)}, only {known}. Write a table [{name}] with the options of the connection",
+        )
+    spelling = names_of(BrokerOptions)
+    options: dict[str, str] = {}
+    for given, value in profile.items():
+        if given.lower() not in spelling:
+            why, remedy = (
+                f"has {shown(given)}, which is not an option of the connection",
+                f"Use only {', '.join(spelling.values())}",
+            )
+        elif not isinstance(value, str | bool):
+            why, remedy = "has a value that is neither a text nor true or false", f'Write {given} = "..."'
+        else:
+            options[spelling[given.lower()]] = value if isinstance(value, str) else str(value).lower()
+            continue
+        raise OptionError(OptionCondition.INVALID, f"profile {name} in {file} {why}. {remedy}")
+    return options
 
 
 def _typed(options: Sequence[str] | None) -> dict[str, str]:

@@ -15,7 +15,7 @@ import typer
 from orderedmq.broker import Broker
 from orderedmq.cli import queue_names
 from orderedmq.cli.groups import OFFSET_COLUMNS, owner_columns, parked_columns, queue_row
-from orderedmq.cli.shell import Column, Shell, command, console, table
+from orderedmq.cli.shell import Column, Shell, command, commands, console, table
 from orderedmq.conditions import OptionCondition
 from orderedmq.errors import GroupError, OptionError
 from orderedmq.model import check_group
@@ -26,6 +26,8 @@ from orderedmq.tools.readable import number
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+app = commands("")
 
 Row = dict[str, Any]
 
@@ -42,10 +44,7 @@ def _columns(rows: Sequence[Row]) -> tuple[Column, ...]:
     return tuple(column._replace(cut=not column.right) for column in columns)
 
 
-def add_to(app: typer.Typer) -> None:
-    command(app, "top")(top)
-
-
+@command(app, "top")
 def top(
     shell: Shell,
     group: Annotated[

@@ -1,28 +1,44 @@
-"""``orderedmq ui``: serves a web page that shows a broker."""
+"""``orderedmq ui`` and ``orderedmq exporter``: serve a web page that shows a broker, and its metrics for Prometheus."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import webbrowser
+from collections.abc import Sequence
+from importlib import import_module
 from typing import Annotated, Final
 
 import typer
 
-from orderedmq.cli.serving import LEAST_TOKEN, METRICS_TOKEN, MetricsToken, check_token, require_packages
-from orderedmq.cli.shell import Shell, command
+from orderedmq.cli.shell import Shell, command, commands
 from orderedmq.conditions import OptionCondition
-from orderedmq.errors import OptionError
+from orderedmq.errors import OptionError, missing_package
 
-#: The environment variable of the token.
+app = commands("")
+
+#: The minimum length of a token.
+LEAST_TOKEN: Final = 16
+#: The environment variable of the scraper's token.
+METRICS_TOKEN: Final = "ORDEREDMQ_METRICS_TOKEN"
+#: The option for the scraper's token.
+MetricsToken = Annotated[
+    str | None,
+    typer.Option(
+        help=f"The token that a scraper of /metrics has to send as Authorization: Bearer, at least {LEAST_TOKEN} characters. Set the variable "
+        f"{METRICS_TOKEN} instead, because everyone on a machine can see arguments.",
+        show_default=False,
+        envvar=METRICS_TOKEN,
+        show_envvar=False,
+    ),
+]
+#: The environment variable of the page's token.
 TOKEN: Final = "ORDEREDMQ_UI_TOKEN"
 _PACKAGES: Final = ("jinja2", "starlette", "uvicorn", "prometheus_client")
 
 
-def add_to(app: typer.Typer) -> None:
-    command(app, "ui")(ui)
-
-
+@command(app, "ui")
 def ui(
     shell: Shell,
     host: Annotated[str, typer.Option(help="Address to serve at. Any address but loopback needs a token.")] = "127.0.0.1",
@@ -90,3 +106,61 @@ def ui(
 def _has_screen() -> bool:
     """Return whether a browser would open in a window, and not in this terminal."""
     return sys.platform == "darwin" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+
+
+@command(app, "exporter")
+def exporter(
+    shell: Shell,
+    host: Annotated[str, typer.Option(help="Address to serve at. 0.0.0.0 means all addresses of this machine.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to serve at. 0 means any free port.")] = 9405,
+    metrics_token: MetricsToken = None,
+) -> None:
+    """Serve metrics of all groups for Prometheus: lag in messages and seconds, locks, parked messages. Press Ctrl-C to end.
+
+    The metrics are at /metrics. They name groups, topics and queries, but contain no messages. While the broker is unreachable,
+    orderedmq_up is 0, and each scrape tries again. The guide to monitoring has alert rules and a dashboard.
+    """
+    require_packages("exporter", ("prometheus_client", "starlette", "uvicorn"), "exporter")
+    from orderedmq.connections import reach
+    from orderedmq.ui.guard import LOOPBACK, METRICS_PATH, Rules
+    from orderedmq.ui.metrics import BrokerCollector, Reached, exporter_app
+    from orderedmq.ui.server import listen, serve, url_of
+
+    if metrics_token is not None:
+        check_token(metrics_token, METRICS_TOKEN)
+    local = host.strip("[]").lower() in LOOPBACK
+    # Check the host name. Otherwise a website that is open in a browser here could read the metrics through a name that resolves to this
+    # machine.
+    rules = Rules(hosts=LOOPBACK if local and metrics_token is None else None, scrape_token=metrics_token)
+    endpoint = shell.endpoint
+    with listen(host, port) as listening, contextlib.closing(Reached(lambda: reach(endpoint))) as reached:
+        collector = BrokerCollector(reached.watches, reached.close, shell.note)
+        url = url_of(host, listening.getsockname()[1]).removesuffix("/") + METRICS_PATH
+        shell.done({"url": url}, f"{url}  has the metrics of {shell.address} (press Ctrl-C to end)")
+        sys.stdout.flush()
+        serve(exporter_app(collector, rules), listening)
+
+
+def require_packages(command: str, packages: Sequence[str], extra: str) -> None:
+    """Raise OptionError MISSING if a package that the command needs is not installed. ``extra``: the extra that has the packages."""
+    try:
+        for name in packages:
+            import_module(name)
+    except ImportError as error:
+        raise missing_package(f"orderedmq {command}", str(error.name), extra) from error
+
+
+def check_token(token: str, variable: str) -> None:
+    """Raise OptionError INVALID if a token is too easy to guess, or if a client could not send it unchanged."""
+    if token != token.strip():
+        why = "begins or ends with blanks or line ends" if token.strip() else "consists of blanks"
+    elif not token.isprintable():
+        why = "has characters that cannot be typed into a field"
+    elif len(token) < LEAST_TOKEN:
+        why = "is too short to be a secret"
+    else:
+        return
+    raise OptionError(
+        OptionCondition.INVALID,
+        f"the token {why}. Set {variable} to {LEAST_TOKEN} characters or more, without blanks at its ends",
+    )

@@ -28,12 +28,12 @@ import orderedmq
 from orderedmq import cli
 from orderedmq.broker import Broker
 from orderedmq.cli import app, queue_names
+from orderedmq.cli.shell import FILE_VARIABLE
 from orderedmq.cli.topics import parse_retention
 from orderedmq.embedded.admin import EmbeddedAdmin
 from orderedmq.embedded.log import EmbeddedLog
 from orderedmq.errors import OptionError
 from orderedmq.model import MAX_BODY_BYTES
-from orderedmq.options.profiles import FILE_VARIABLE
 from orderedmq.ownership.lock import LockToken
 from orderedmq.schema import PRODUCER_SCHEMA
 from orderedmq.tools import readable

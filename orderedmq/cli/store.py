@@ -1,4 +1,4 @@
-"""``orderedmq check``: reports whether a store is sound."""
+"""``orderedmq check`` and ``orderedmq snapshot``: say whether a whole store is sound, and copy it."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Annotated
 
 import typer
 
-from orderedmq.cli.shell import REFUSED, Column, Shell, command
+from orderedmq.cli.shell import REFUSED, Column, Shell, command, commands
 from orderedmq.embedded.check import examine
+from orderedmq.embedded.snapshot import snapshot as copy_store
 from orderedmq.options.declared import DEFAULT_DIRECTORY
 from orderedmq.tools.readable import number, size
 
-
-def add_to(app: typer.Typer) -> None:
-    command(app, "check")(check)
+app = commands("")
 
 
+@command(app, "check")
 def check(
     shell: Shell,
     store: Annotated[
@@ -58,3 +58,21 @@ def check(
     )
     if report.findings:
         raise typer.Exit(REFUSED)
+
+
+@command(app, "snapshot")
+def snapshot(
+    shell: Shell,
+    target: Annotated[Path, typer.Argument(metavar="DIR", help="Directory for the copy, which must be empty or missing.")],
+) -> None:
+    """Copy a store of the embedded broker while it is in use.
+
+    The copy is consistent and has everything that was acknowledged before the command. On the store's file system, the copy has links to
+    the segment files, so it takes almost no space. For a backup, copy it to another disk. To restore, put the copy where the store was.
+    """
+    path = shell.store("snapshot")
+    copied = copy_store(path, target)
+    shell.done(
+        {"path": str(path), "copy": str(target), **vars(copied)},
+        f"{path} is copied to {target}: {number(copied.segments)} segments, {number(copied.links)} of them links, {size(copied.bytes)}",
+    )
