@@ -18,8 +18,8 @@ from orderedmq.connections import reach
 from orderedmq.errors import DataLossError, OffsetError, queue_deleted
 from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.options.parse import parse
-from orderedmq.options.queue_json import EARLIEST
 from orderedmq.options.source import SourceOptions, StartingOffsets
+from orderedmq.options.values import EARLIEST
 from orderedmq.spark_support import concise_calls
 
 log = logging.getLogger("orderedmq")

@@ -15,8 +15,8 @@ from orderedmq.connections import reach
 from orderedmq.errors import OffsetError, OptionError, TopicError
 from orderedmq.model import RESERVED_PREFIXES, RETRY_PREFIX, MessageQueue
 from orderedmq.options.parse import parse
-from orderedmq.options.queue_json import EARLIEST, LATEST
 from orderedmq.options.source import EndingOffsets, SourceOptions, StartingOffsets
+from orderedmq.options.values import EARLIEST, LATEST
 from orderedmq.parking.rules import parked_topic
 from orderedmq.spark_support import concise
 

@@ -25,9 +25,8 @@ import typer
 from orderedmq.conditions import OptionCondition
 from orderedmq.endpoint import Endpoint
 from orderedmq.errors import Kind, OptionError, OrderedMQError, kind_of
-from orderedmq.options.declared import DEFAULT_DIRECTORY, names_of
 from orderedmq.options.endpoint import SECRETS, VARIABLES, BrokerOptions, from_environment, layered
-from orderedmq.options.values import shown
+from orderedmq.options.values import DEFAULT_DIRECTORY, names_of, shown
 from orderedmq.secret_files import read_secret_file
 from orderedmq.tools.readable import CONTROL, escaped, one_line, shortened
 

@@ -10,7 +10,7 @@ import typer
 from orderedmq.cli.shell import REFUSED, Column, Shell, command, commands
 from orderedmq.embedded.check import examine
 from orderedmq.embedded.snapshot import snapshot as copy_store
-from orderedmq.options.declared import DEFAULT_DIRECTORY
+from orderedmq.options.values import DEFAULT_DIRECTORY
 from orderedmq.tools.readable import number, size
 
 app = commands("")

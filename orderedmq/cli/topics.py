@@ -15,8 +15,7 @@ from orderedmq.cli.shell import Column, Shell, command, commands
 from orderedmq.conditions import OptionCondition, TopicCondition, UnavailableCondition
 from orderedmq.errors import OptionError, RocketMQUnavailableError, TopicError
 from orderedmq.model import MAX_QUEUES, MessageQueue
-from orderedmq.options.queue_json import EARLIEST, LATEST, parse_offsets_json
-from orderedmq.options.values import invalid, parse_duration, parse_size, shown
+from orderedmq.options.values import EARLIEST, LATEST, invalid, parse_duration, parse_offsets_json, parse_size, shown
 from orderedmq.tools.readable import duration, moment, number, short_moment, size, yes_no
 
 T = TypeVar("T")

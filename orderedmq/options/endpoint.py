@@ -14,8 +14,16 @@ from typing import Final
 
 from orderedmq.endpoint import Credentials, CredentialsFile, Endpoint, TlsOptions, parse_nameservers
 from orderedmq.errors import RocketMQError
-from orderedmq.options.declared import DEFAULT_DIRECTORY, option, options_of
-from orderedmq.options.values import conflict, half_given, invalid, parse_bool, parse_path
+from orderedmq.options.values import (
+    DEFAULT_DIRECTORY,
+    conflict,
+    half_given,
+    invalid,
+    option,
+    options_of,
+    parse_bool,
+    parse_path,
+)
 
 _PROTECTED: Final = "file permissions protect a store"
 _NO_NAMESPACES: Final = "a store has no namespaces"

@@ -1,4 +1,4 @@
-"""Parses options: from the texts that a user gave to a dataclass whose fields are options (`declared`).
+"""Parses options: from the texts that a user gave to a dataclass whose fields are options (`values`).
 
 The value of an unknown option is never shown, because it may be a secret. Spark builds one DataSource object for reading and writing,
 so its constructor only stores the mapping; `parse` runs when Spark asks for a reader or a writer.
@@ -12,11 +12,10 @@ from typing import Final, NamedTuple, TypeVar
 
 from orderedmq.conditions import OptionCondition
 from orderedmq.errors import OptionError
-from orderedmq.options.declared import DEFAULT_DIRECTORY, Option, names_of, options_of
 from orderedmq.options.endpoint import BrokerOptions
 from orderedmq.options.sink import SinkOptions
 from orderedmq.options.source import SourceOptions
-from orderedmq.options.values import conflict, invalid, only_for_cluster, shown
+from orderedmq.options.values import DEFAULT_DIRECTORY, Option, conflict, invalid, names_of, only_for_cluster, options_of, shown
 
 Options = TypeVar("Options", bound=BrokerOptions)
 

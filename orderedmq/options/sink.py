@@ -1,6 +1,6 @@
 """The writer's options.
 
-Rules: as in declared.py. The writer checks later whether the named columns exist and whether a user's function can be imported.
+Rules: as in values.py. The writer checks later whether the named columns exist and whether a user's function can be imported.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Final, Literal, NamedTuple, get_args
 from orderedmq.conditions import OptionCondition
 from orderedmq.errors import OptionError
 from orderedmq.model import MAX_QUEUES
-from orderedmq.options.declared import option
 from orderedmq.options.endpoint import BrokerOptions
 from orderedmq.options.values import (
     choice,
@@ -23,6 +22,7 @@ from orderedmq.options.values import (
     integer,
     invalid,
     no_rooms,
+    option,
     parse_bool,
     parse_group,
     parse_rooms,

@@ -1,6 +1,6 @@
 """The reader's options.
 
-Rules: as in declared.py. Checks that differ between a stream and a batch are made only once it is known which of the two Spark
+Rules: as in values.py. Checks that differ between a stream and a batch are made only once it is known which of the two Spark
 runs. This module does not ask a broker. The reader checks later whether topics and queues exist and whether offsets name every
 queue.
 """
@@ -16,20 +16,23 @@ from orderedmq.broker import MAX_MESSAGES, PullSettings
 from orderedmq.conditions import OptionCondition
 from orderedmq.errors import OptionError
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue
-from orderedmq.options.declared import option
 from orderedmq.options.endpoint import BrokerOptions
-from orderedmq.options.queue_json import LATEST, OFFSETS_EXAMPLE, parse_offsets_json, parse_queues_json
 from orderedmq.options.values import (
+    LATEST,
+    OFFSETS_EXAMPLE,
     choice,
     conflict,
     integer,
     invalid,
     no_rooms,
     only_for_cluster,
+    option,
     parse_bool,
     parse_duration,
     parse_group,
     parse_name,
+    parse_offsets_json,
+    parse_queues_json,
     parse_room,
     parse_rooms,
     parse_size,

@@ -1,25 +1,94 @@
-"""Parsers of the options' texts: booleans, numbers, durations, sizes, times, names. Pure, except for relative paths.
+"""Declares options on the fields of dataclasses, and parses their texts: numbers, durations, sizes, times, names, queues. Pure, except for
+relative paths.
 
-Rules: as in declared.py. A parser gets the text and the option's name, and raises OptionError INVALID (or UNSUPPORTED).
+Each option's name, default, parser and meaning exist once, in its field. Options are checked as text, before any side effect. Names are
+case-insensitive (Spark passes them in lower case) and shown in camelCase. An error is one line with the option, the wrong value and the
+remedy. A parser gets the text and the option's name, and raises OptionError INVALID (or UNSUPPORTED).
 """
 
 from __future__ import annotations
 
+import json
 import os.path
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime, timedelta
-from typing import Final, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 from orderedmq.conditions import OptionCondition
 from orderedmq.errors import GroupError, OptionError, TopicError
-from orderedmq.model import EMBEDDED_BROKER, LAST_MS, check_group, check_topic
+from orderedmq.model import EMBEDDED_BROKER, LAST_MS, MAX_QUEUES, MessageQueue, check_group, check_topic
 
 T = TypeVar("T")
 #: Turns an option's text and name into its value; raises OptionError INVALID (or UNSUPPORTED).
 Parser = Callable[[str, str], T]
 
 MAX_LONG: Final = 2**63 - 1
+DEFAULT_DIRECTORY: Final = "orderedmq-data"
+_OPTION: Final = "option"
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option. `option` explains the fields. ``shown``: the default as tables show it."""
+
+    name: str
+    parse: Parser[Any]
+    meaning: str
+    shown: str
+    default: str | None
+    cluster: str | None
+    absent: Any
+    only_cluster: str
+    secret: bool
+
+    def value(self, texts: Mapping[str, str]) -> Any:
+        """Return the option's value in a user's texts, or its default. Raises the errors of its parser."""
+        default = self.default if "namesrvAddr" not in texts else self.cluster or self.default
+        text = texts.get(self.name, default)
+        return self.absent if text is None else self.parse(text, self.name)
+
+
+def option(
+    parse: Parser[T],
+    meaning: str,
+    default: str | None = None,
+    *,
+    name: str = "",
+    cluster: str | None = None,
+    shown: str = "",
+    absent: T | None = None,
+    only_cluster: str = "",
+    secret: bool = False,
+) -> T:
+    """Return a dataclass's field that is an option. Its value is what ``parse`` makes of the option's text.
+
+    ``meaning``: one line for the tables of the documents. ``default``: the text that is parsed if the option is not given; without one
+    the value is ``absent``. ``cluster``: another default with namesrvAddr. ``name``: the option's name if it is not the field's in
+    camelCase. ``shown``: what tables show instead of the default. ``only_cluster``: the reason why a store does not need the option,
+    which is refused with a path. ``secret``: no repr shows the value.
+    """
+    default_shown = shown or (default or "none") + (f", {cluster} with namesrvAddr" if cluster else "")
+    declared = Option(name, parse, meaning, default_shown, default, cluster, absent, only_cluster, secret)
+    value: Any = absent if default is None else parse(default, name)
+    made: T = field(default=value, repr=not secret, metadata={_OPTION: declared})
+    return made
+
+
+def options_of(kind: type) -> Mapping[str, Option]:
+    """Return the options that a dataclass's fields declare, by field and in declared order."""
+    declared: dict[str, Option] = {one.name: one.metadata[_OPTION] for one in fields(kind)}
+    return {name: replace(each, name=each.name or _camel_case(name)) for name, each in declared.items()}
+
+
+def names_of(kind: type) -> dict[str, str]:
+    """Return the names of a dataclass's options by their names in lower case."""
+    return {each.name.lower(): each.name for each in options_of(kind).values()}
+
+
+def _camel_case(name: str) -> str:
+    return re.sub("_(.)", lambda match: match[1].upper(), name)
 
 
 def shown(value: object) -> str:
@@ -241,3 +310,105 @@ def parse_room(text: str, option: str) -> str:
         example = "room-a, or room-a,room-b" if option == "machineRooms" else "room-a"
         raise invalid(option, f"{shown(text)} is not a room. Write a name without @ and comma, for example {example}")
     return text
+
+
+#: Values that a user may write instead of an offset: the queue's end (LATEST) and its first stored message (EARLIEST).
+LATEST: Final = -1
+EARLIEST: Final = -2
+
+OFFSETS_EXAMPLE: Final = '{"orders": {"embedded": {"0": 23, "1": -2}}}'
+QUEUES_EXAMPLE: Final = '{"orders": {"embedded": [0, 1]}}'
+
+
+class _Pairs(list[tuple[str, object]]):
+    """A JSON object as a list, because a dict would silently drop repeated keys."""
+
+
+def parse_offsets_json(text: str, option: str) -> dict[MessageQueue, int]:
+    """Return the offsets in ``{"topic": {"broker": {"queue id": next offset}}}``; LATEST and EARLIEST are allowed.
+
+    Raises OptionError INVALID.
+    """
+    offsets: dict[MessageQueue, int] = {}
+    for topic, broker, queues in _brokers(text, option, OFFSETS_EXAMPLE):
+        where = f"topic {shown(topic)}, broker {shown(broker)}"
+        for queue_id, offset in _members(queues, where, "queues", option, OFFSETS_EXAMPLE):
+            if not re.fullmatch(r"0|[1-9][0-9]{0,5}", queue_id) or int(queue_id) >= MAX_QUEUES:
+                raise invalid(option, f"{where}: {shown(queue_id)} is not a queue id. Write for example 0")
+            # bool is a subclass of int in Python, but true is not a number in JSON.
+            if not isinstance(offset, int) or isinstance(offset, bool) or not EARLIEST <= offset <= MAX_LONG:
+                raise invalid(
+                    option,
+                    f"{where}, queue {queue_id}: {_json_shown(offset)} is not an offset. Write a whole number, "
+                    f"{LATEST} (latest) or {EARLIEST} (earliest)",
+                )
+            offsets[MessageQueue(topic, broker, int(queue_id))] = offset
+    return offsets
+
+
+def parse_queues_json(text: str, option: str) -> tuple[MessageQueue, ...]:
+    """Return the queues in ``{"topic": {"broker": [queue id, ...]}}``. Raises OptionError INVALID."""
+    queues: list[MessageQueue] = []
+    for topic, broker, ids in _brokers(text, option, QUEUES_EXAMPLE):
+        where = f"topic {shown(topic)}, broker {shown(broker)}"
+        for queue_id in _elements(ids, where, "queues", option, QUEUES_EXAMPLE):
+            # bool is a subclass of int in Python, but true is not a number in JSON.
+            if not isinstance(queue_id, int) or isinstance(queue_id, bool) or not 0 <= queue_id < MAX_QUEUES:
+                raise invalid(option, f"{where}: {_json_shown(queue_id)} is not a queue id. Write for example 0")
+            queue = MessageQueue(topic, broker, queue_id)
+            if queue in queues:
+                raise invalid(option, f"{where}: queue {queue_id} is named twice. Name it once")
+            queues.append(queue)
+    return tuple(queues)
+
+
+def _brokers(text: str, option: str, example: str) -> Iterator[tuple[str, str, object]]:
+    """Yield (topic, broker, JSON value of its queues). Raises OptionError INVALID during the iteration."""
+    try:
+        root: object = json.loads(text, object_pairs_hook=_Pairs, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        why = (
+            f"{error.msg} at character {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else "bad number or nesting"
+        )
+        raise invalid(option, f"the value is not JSON ({why}). Write for example {example}") from error
+    for topic, inside in _members(root, "the whole JSON", "topics", option, example):
+        try:
+            check_topic(topic, writing=False)
+        except TopicError as error:
+            raise invalid(option, f"{error.message}. Write for example {example}") from error
+        for broker, queues in _members(inside, f"topic {shown(topic)}", "brokers", option, example):
+            yield topic, broker, queues
+
+
+def _members(value: object, where: str, what: str, option: str, example: str) -> Iterator[tuple[str, object]]:
+    """Yield the members of a JSON object. Raises OptionError INVALID if it is empty or repeats a key."""
+    if not isinstance(value, _Pairs):
+        raise invalid(option, f"{where}: {_json_shown(value)} is not an object of {what}. Write for example {example}")
+    if not value:
+        raise invalid(option, f"{where} names no {what}. Write for example {example}")
+    seen: set[str] = set()
+    for key, member in value:
+        if key in seen:
+            raise invalid(option, f"{where}: {shown(key)} is named twice in {what}. Name it once")
+        seen.add(key)
+        yield key, member
+
+
+def _elements(value: object, where: str, what: str, option: str, example: str) -> list[object]:
+    """Return the elements of a JSON array. Raises OptionError INVALID if it is empty."""
+    if not isinstance(value, list) or isinstance(value, _Pairs):
+        raise invalid(option, f"{where}: {_json_shown(value)} is not a list of {what}. Write for example {example}")
+    if not value:
+        raise invalid(option, f"{where} names no {what}. Write for example {example}")
+    return value
+
+
+def _json_shown(value: object) -> str:
+    """Return a value as one short line for a message."""
+    if isinstance(value, _Pairs):
+        return "an object"
+    return shown(value) if isinstance(value, list) else shown(json.dumps(value))[1:-1]
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(name)

@@ -26,10 +26,19 @@ from orderedmq.errors import OptionError, OrderedMQError
 from orderedmq.model import MAX_QUEUES, MessageQueue
 from orderedmq.options.endpoint import BrokerOptions
 from orderedmq.options.parse import OPTIONS, parse
-from orderedmq.options.queue_json import EARLIEST, LATEST, parse_offsets_json
 from orderedmq.options.sink import SinkOptions, SortColumn
 from orderedmq.options.source import EndingOffsets, SourceOptions, StartingOffsets
-from orderedmq.options.values import integer, parse_bool, parse_duration, parse_path, parse_size, parse_timestamp
+from orderedmq.options.values import (
+    EARLIEST,
+    LATEST,
+    integer,
+    parse_bool,
+    parse_duration,
+    parse_offsets_json,
+    parse_path,
+    parse_size,
+    parse_timestamp,
+)
 from orderedmq.ownership.allocate import Allocation
 from orderedmq.rows.filters import Filter
 

@@ -14,7 +14,7 @@ from typing import Final
 
 from orderedmq.conditions import StoreCondition
 from orderedmq.errors import StoreError
-from orderedmq.options.declared import DEFAULT_DIRECTORY
+from orderedmq.options.values import DEFAULT_DIRECTORY
 
 #: Names in the directory of a store that another process may be creating now, and the folder on every new disk (lost+found).
 _OF_STORES: Final = frozenset(("data.mdb", "lock.mdb", "owners", "runs", "segments", "lost+found"))
