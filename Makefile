@@ -167,7 +167,7 @@ bench-rocketmq: $(STAMP) ## measure source, sink and broker over RocketMQ; RUNS=
 bench-kafka: $(STAMP) ## compare source and sink with Spark's Kafka connector; RUNS=3 measures three times
 	@for run in $$(seq $(or $(RUNS),1)); do $(BIN)/python -m bench.run --kafka || exit 1; done
 
-soak: $(STAMP) ## run 20,000 micro-batches of each kind and keep their memory use; ARGS="--spark" runs them in Spark, for hours
+soak: $(STAMP) ## run 20,000 micro-batches of each kind and keep their memory use
 	@$(BIN)/python -m bench.soak --keep $(ARGS)
 
 bench-report: $(STAMP) ## print the ranges of the kept runs of these benchmarks

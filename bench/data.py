@@ -10,9 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from orderedmq.broker import Broker, SinkBatch
+from orderedmq.broker import Broker
 from orderedmq.demo import flights
-from orderedmq.model import MessageQueue
 
 BODY_BYTES: Final = 100
 #: Number of distinct sharding keys in one part. A key has 8 bytes.
@@ -55,13 +54,3 @@ def fill(broker: Broker, topic: str, queues: int, rows: int, step: int = 65536) 
         while left > 0:
             broker.log.append({queue: made.slice(0, min(left, step))})
             left -= step
-
-
-def append_small(broker: Broker, queue: MessageQueue, batches: int, rows: int) -> None:
-    """Stage and publish ``batches`` micro-batches of ``rows`` rows in a queue."""
-    made = messages(rows)
-    for number in range(batches):
-        batch = SinkBatch("bench", number)
-        staging = broker.outbox.open(batch, 0)
-        staging.add(queue, made)
-        broker.outbox.publish(batch, [staging.receipt()])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import threading
 import time
@@ -17,6 +18,7 @@ import pyarrow as pa
 
 import orderedmq
 from bench.figures import Figure
+from bench.latency import ticking
 from bench.measure import Bench, interleaved
 from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus, OrderPerKey, OrderPerQueue, consume_orderly
 from orderedmq.broker import Broker
@@ -25,6 +27,8 @@ from orderedmq.ownership.lock import LockToken
 from orderedmq.parking.rules import Parking, Ticket
 
 QUEUES: Final = 4
+#: Cores of the bench's Spark.
+CORES: Final = 2
 SCHEMA: Final = (
     "topic string, broker_name string, queue_id int, queue_offset long, body binary, sharding_key string, "
     "store_timestamp timestamp, lock_token string, "
@@ -96,28 +100,21 @@ def waiting(bench: Bench) -> list[Figure]:
 
 
 def engine(bench: Bench) -> list[Figure]:
-    """Measure a listener that does nothing: with 64 keys in batches of 32, and with 1,000 keys in calls of one message in 16 threads."""
+    """Measure a listener that does nothing, with 64 keys in batches of 32, in order per key and in order per queue."""
     path = bench.fresh("store")
-    rows = bench.rows // 40
+    rows = bench.rows // 4
     with orderedmq.connect(path) as broker:
         _fill(broker, "t", rows, 64)
-        _fill(broker, "u", rows, 1000)
+    orders: dict[str, OrderPerQueue | OrderPerKey] = {"queue": OrderPerQueue(32), "key": OrderPerKey(32)}
     found = interleaved(
-        bench.rounds,
-        {
-            "queue": partial(_through, bench, path, "t", rows, _accepts, OrderPerQueue(32)),
-            "key": partial(_through, bench, path, "t", rows, _accepts, OrderPerKey(32)),
-            "threads": partial(_through, bench, path, "u", rows, _accepts, OrderPerKey(concurrency=16)),
-        },
+        bench.rounds, {name: partial(_through, bench, path, "t", rows, _accepts, order) for name, order in orders.items()}
     )
     mine, peer = (found[name]["rate"] / 1000 for name in ("key", "queue"))
-    # Two cores run two tasks at the same time.
-    each = found["threads"]["rate"] / 2000
+    what, each = "a listener that does nothing, batches of 32", peer / CORES
     return [
-        Figure("order per key", "a listener that does nothing, batches of 32, against order per queue", mine, "k messages/s", peer,
-               mine / peer, 0.7),
-        Figure("order per key", "one message a call, concurrency 16, per task, against 30 k", each, "k messages/s", 30.0, each / 30, 1.0),
-    ]  # fmt: skip
+        Figure("orderly listener", f"{what}, per core, against 100 k", each, "k messages/s", 100.0, each / 100, 1.0),
+        Figure("order per key", f"{what}, against order per queue", mine, "k messages/s", peer, mine / peer, 0.7),
+    ]
 
 
 class _Clocked:
@@ -140,25 +137,17 @@ class _Clocked:
 @contextlib.contextmanager
 def _traffic(path: Path, every: float, keys: Callable[[int], list[str]]) -> Iterator[None]:
     """Append a chunk to the only queue of topic t every ``every`` seconds."""
-    stop = threading.Event()
+    turns = itertools.count()
+    with orderedmq.connect(path) as broker:
+        (queue,) = broker.log.queues("t")
 
-    def produce() -> None:
-        with orderedmq.connect(path) as broker:
-            (queue,) = broker.log.queues("t")
-            turn = 0
-            while not stop.wait(every):
-                names = keys(turn)
-                bodies = pa.array([b"x" * 100] * len(names), pa.binary())
-                broker.log.append({queue: pa.record_batch({"body": bodies, "sharding_key": names})})
-                turn += 1
+        def append() -> None:
+            names = keys(next(turns))
+            bodies = pa.array([b"x" * 100] * len(names), pa.binary())
+            broker.log.append({queue: pa.record_batch({"body": bodies, "sharding_key": names})})
 
-    thread = threading.Thread(target=produce)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
+        with ticking(append, every):
+            yield
 
 
 def poisoned(bench: Bench) -> list[Figure]:
@@ -181,7 +170,7 @@ def poisoned(bench: Bench) -> list[Figure]:
         order = OrderPerKey(concurrency=8, in_batch_attempts=2, suspend_current_queue_time_millis=10)
         heard = bench.source(SCHEMA, path, "t", parkingLot="true").transform(consume_orderly, Clocked, order)
         with _traffic(path, 0.1, keys):
-            took = bench.paced(heard, "noop", 20 if bench.quick else 120)["triggerExecution"]
+            took = bench.paced(heard, "noop", 20 if bench.quick else 120)["trigger"]
         seen = [float(line) for file in waits.iterdir() for line in file.read_text().split()]
         # Leave out the first messages, which wait for Spark's workers to start.
         return {"p99": float(np.percentile(seen[len(seen) // 4 :], 99)), "batch": took}
@@ -206,12 +195,12 @@ def lot(bench: Bench) -> list[Figure]:
             (queue,) = broker.log.queues("t")
             group = f"bench-{bench._number + 1}"
             if parked:
-                _park(broker, group, queue, parked)
+                park(broker, group, queue, parked)
         heard = bench.source(SCHEMA, path, "t", parkingLot="true", parkingLotMaxMessages=2 * LOT).transform(
             consume_orderly, _accepts, OrderPerKey()
         )
         with _traffic(path, 0.2, lambda turn: [f"new-{turn}-{one}" for one in range(10)]):
-            return {"batch": bench.paced(heard, "noop", 10 if bench.quick else 40)["triggerExecution"]}
+            return {"batch": bench.paced(heard, "noop", 10 if bench.quick else 40)["trigger"]}
 
     found = interleaved(bench.rounds, {"parked": partial(run, LOT), "none": partial(run, 0)}, warm=False)
     more = found["parked"]["batch"] - found["none"]["batch"]
@@ -219,7 +208,7 @@ def lot(bench: Bench) -> list[Figure]:
     return [Figure("parking lot", what, more, "ms", 5.0, more / 5.0, 1.0, low=True)]
 
 
-def _park(broker: Broker, group: str, queue: MessageQueue, count: int) -> None:
+def park(broker: Broker, group: str, queue: MessageQueue, count: int) -> None:
     """Park ``count`` messages of 5 keys, due in an hour, and move the group's offset to the end of the queue."""
     names = [f"parked-{one % 5}" for one in range(count)]
     broker.log.append({queue: pa.record_batch({"body": pa.array([b"x" * 100] * count, pa.binary()), "sharding_key": names})})

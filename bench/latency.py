@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
 
 from pyspark.sql import DataFrame
 
@@ -21,10 +20,6 @@ from bench.throughput import COLUMNS
 from orderedmq.broker import Broker
 
 ROWS = 10
-
-
-#: A label, our sink, the null peer's sink, and our sink's options.
-Way: TypeAlias = tuple[str, str, str, dict[str, str]]
 
 
 @contextlib.contextmanager
@@ -63,55 +58,26 @@ def _store(bench: Bench, topic: str = "t") -> Path:
 
 
 def micro_batch(bench: Bench) -> list[Figure]:
-    out = []
-    for pace, every, batches in (("10 rows/s", 1.0, 8), ("100 rows/s", 0.1, 40)):
-        path, target = _store(bench), _store(bench, "out")
-        ways: list[Way] = [
-            ("to noop", "noop", "noop", {}),
-            ("to sink", "orderedmq", "null_sink", {"path": str(target), "topic": "out"}),
-        ]
-        ours = partial(bench.source, COLUMNS, path, "t")
-        out += against_null(
-            bench, "10-row micro-batch", ours, partial(orderedmq.connect, path), "t", ways, pace, every, batches, 1.15
-        )
-    return out
-
-
-def against_null(
-    bench: Bench,
-    case: str,
-    ours: Callable[[], DataFrame],
-    connect: Callable[[], Broker],
-    topic: str,
-    ways: Sequence[Way],
-    pace: str,
-    every: float,
-    batches: int,
-    target: float,
-) -> list[Figure]:
     """Compare micro-batches of ten rows with the null peers. The producer also runs with the null source, because it uses CPU time."""
-    out = []
-    for label, sink, null_sink, options in ways:
-        null = partial(bench.null_source, COLUMNS, ROWS, 1, every)
-        count = batches // 4 if bench.quick else batches
-        with producing(connect, topic, every):
-            found = interleaved(
-                1 if bench.quick else 3,
-                {
-                    "ours": partial(_paced, bench, ours, sink, count, options),
-                    "null": partial(_paced, bench, null, null_sink, count, {}),
-                },
-                warm=False,
-            )
-        for phase, mine in found["ours"].items():
-            other = found["null"][phase]
-            judged = target if phase == "triggerExecution" and label == "to noop" else None
-            ratio = mine / other if other else None
-            out.append(Figure(case, f"{label}, {pace}, {phase}", mine, "ms", other, ratio, judged, low=True))
-    return out
+    path, target = _store(bench), _store(bench, "out")
+    figures = []
+    for label, sink, null_sink, options, aim in (
+        ("to noop", "noop", "noop", {}, 1.15),
+        ("to sink", "orderedmq", "null_sink", {"path": str(target), "topic": "out"}, None),
+    ):
+        count = 2 if bench.quick else 8
+        ours = partial(_paced, bench, partial(bench.source, COLUMNS, path, "t"), sink, count, options)
+        null = partial(_paced, bench, partial(bench.null_source, COLUMNS, ROWS, 1, 1.0), null_sink, count, {})
+        with producing(partial(orderedmq.connect, path), "t", 1.0):
+            found = interleaved(1 if bench.quick else 3, {"ours": ours, "null": null}, warm=False)
+        mine, other = found["ours"]["trigger"], found["null"]["trigger"]
+        figures.append(Figure("10-row micro-batch", f"{label}, 10 rows/s", mine, "ms", other, mine / other, aim, low=True))
+    return figures
 
 
-def _paced(bench: Bench, rows: Callable[[], DataFrame], sink: str, batches: int, options: dict[str, str]) -> dict[str, float]:
+def _paced(
+    bench: Bench, rows: Callable[[], DataFrame], sink: str, batches: int, options: Mapping[str, str]
+) -> dict[str, float]:
     return bench.paced(rows(), sink, batches, **options)
 
 

@@ -5,12 +5,9 @@ Only the bytes of a request come from the client's code. Any unexpected answer e
 
 from __future__ import annotations
 
-import os
 import re
 import socket
 import struct
-from collections.abc import Iterable
-from pathlib import Path
 from typing import Final
 
 from orderedmq.model import MessageQueue
@@ -54,13 +51,3 @@ def raw_pull(address: str, queue: MessageQueue, count: int, step: int = STEP) ->
             if more > asked:
                 opened.sendall(b"".join(requests[asked:more]))
                 asked = more
-
-
-def cpu_seconds(pids: Iterable[int]) -> float:
-    """Return the CPU seconds that processes have used."""
-    ticks = 0
-    for pid in pids:
-        # Skip the name, in brackets, because it may have spaces.
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")

@@ -1,55 +1,45 @@
 """Measures over a real RocketMQ of two brokers on this machine, against a raw loop that decodes nothing and against RocketMQ's Java client.
 
 Messages have bodies of 100 bytes, tags, keys and a sharding key, in 4 queues; brokers have their default limits. All cases share one
-cluster, and the messages that they read are sent once, by our own append. Cases with "mixed messages" read messages that all differ. In
-cases with a raised limit, the brokers return 1,024 messages per pull instead of 32, also to Java's clients.
+cluster, and the messages that they read are sent once, by our own append. With a raised limit, the brokers return 1,024 messages per
+pull instead of 32, also to Java's clients.
 """
 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
 from pyspark.sql import DataFrame
-from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import orderedmq
-from bench import latency
-from bench.figures import ROOT, Figure
-from bench.measure import Bench, Skipped, interleaved, median, status
-from bench.one_task import CHUNK, read_away, whole_queue
+from bench.figures import Figure
+from bench.measure import Bench, Skipped, interleaved
 from bench.process_cpu import JVM, PYTHON, ProcessCpu
 from bench.raw_pull import STEP, raw_pull
-from bench.rocketmq_data import messages, mixed_messages, sized_messages
-from bench.rocketmq_rig import QUEUES, RAISED, WARM_ROWS, Rig, fill, proxy_before, rig, warm
+from bench.rocketmq_rig import QUEUES, RAISED, WARM_ROWS, Rig, fill, proxy_before, rig, sized_messages, warm
 from bench.throughput import COLUMNS, KEYED
-from ordered_source.columns import full_schema
-from ordered_source.stream_reader import StreamReader
 from orderedmq.broker import Broker, Log, PullSettings
 from orderedmq.model import MessageQueue
-from orderedmq.options.source import SourceOptions
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.schema import DEFAULT_COLUMNS
 
-MANY: Final = 64
+#: Messages in one call of `Log.pull`: the default of pullBatchSize.
+CHUNK: Final = 16_384
 #: Number of micro-batches of a query that writes.
 BATCHES: Final = 3
-#: Messages in a raw pull under a raised limit: few enough that an answer stays below 256 KiB.
-RAISED_STEP: Final = 512
 
 
 # --- reading
 
 
-def raw(client: Client, queues: list[MessageQueue], count: int, step: int) -> dict[str, float]:
+def raw(client: Client, queues: list[MessageQueue], count: int) -> dict[str, float]:
     def loop() -> None:
         for queue in queues:
-            raw_pull(client.address(queue.topic, queue.broker_name, time.monotonic() + 60), queue, count, step)
+            raw_pull(client.address(queue.topic, queue.broker_name, time.monotonic() + 60), queue, count)
 
     return _timed(loop, count * len(queues))
 
@@ -74,16 +64,6 @@ def _timed(call: Callable[[], None], rows: int) -> dict[str, float]:
     }
 
 
-def pull(bench: Bench) -> list[Figure]:
-    return _pull(bench, rig(bench), "bench", "RocketMQ: pull", aims=(0.6, 3.0))
-
-
-def pull_mixed(bench: Bench) -> list[Figure]:
-    made = rig(bench)
-    fill(made.broker, "mixed", made.rows // QUEUES, mixed_messages)
-    return _pull(bench, made, "mixed", "RocketMQ: pull of mixed messages")
-
-
 def pull_verified(bench: Bench) -> list[Figure]:
     """Measure the cost of the option verifyBodyCrc, by the size of bodies."""
     made, figures = rig(bench), []
@@ -106,12 +86,6 @@ def pull_verified(bench: Bench) -> list[Figure]:
     return figures
 
 
-def pull_raised(bench: Bench) -> list[Figure]:
-    made = _with_java(rig(bench))
-    with made.raised():
-        return _pull(bench, made, "bench", "RocketMQ: pull, limit raised", step=RAISED_STEP, batch=RAISED)
-
-
 def _with_java(made: Rig) -> Rig:
     """Return ``made``. Raises Skipped without a Java compiler, because speeds are recorded only for the default limit."""
     if not made.java.measured:
@@ -119,32 +93,25 @@ def _with_java(made: Rig) -> Rig:
     return made
 
 
-def _pull(
-    bench: Bench,
-    made: Rig,
-    topic: str,
-    case: str,
-    aims: tuple[float | None, float | None] = (None, None),
-    step: int = STEP,
-    batch: int = STEP,
-) -> list[Figure]:
+def pull(bench: Bench) -> list[Figure]:
     """Pull messages and decode them into RecordBatches of all columns, in this process without Spark."""
-    queues = made.broker.log.queues(topic)
+    made, case = rig(bench), "RocketMQ: pull"
+    queues = made.broker.log.queues("bench")
     each, java = made.rows // QUEUES, made.rows // 2
     found = interleaved(
         bench.rounds,
         {
             "ours": partial(made.with_brokers, made.rows, partial(pulled, made.broker.log, queues, each)),
-            "raw": partial(made.with_brokers, made.rows, partial(raw, made.client, queues, each, step)),
-            "java": partial(made.with_brokers, java, partial(made.java.speed, "pull", topic, java, batch)),
+            "raw": partial(made.with_brokers, made.rows, partial(raw, made.client, queues, each)),
+            "java": partial(made.with_brokers, java, partial(made.java.speed, "pull", "bench", java)),
         },
     )
     mine, least, lite = found["ours"], found["raw"], found["java"]
     cores = os.cpu_count() or 1
     allowed = cores / (mine["cpu"] + mine["broker"]) * 1000
     return [
-        _against(mine["speed"], least["speed"], "12 columns, against a raw loop that decodes nothing", aims[0], case),
-        _against(mine["speed"], lite["speed"], f"12 columns, against Java's lite pull{made.note}", aims[1], case),
+        _against(mine["speed"], least["speed"], "12 columns, against a raw loop that decodes nothing", 0.6, case),
+        _against(mine["speed"], lite["speed"], f"12 columns, against Java's lite pull{made.note}", 3.0, case),
         _against(mine["speed"], allowed, f"12 columns, against what the CPU of {cores} cores allows", None, case),
         _cpu("CPU of the process, against the raw loop", mine["cpu"], least["cpu"], case),
         _cpu("CPU of the brokers, against the raw loop", mine["broker"], least["broker"], case),
@@ -367,96 +334,3 @@ def _spark_cpu(made: Rig, run: Callable[[], object]) -> float:
         run()
         used = cpu.since(before)
     return used[JVM] + used[PYTHON]
-
-
-# --- small and many
-
-
-def micro_batch(bench: Bench) -> list[Figure]:
-    made = rig(bench)
-    out = []
-    for pace, every, batches in (("10 rows/s", 1.0, 8), ("100 rows/s", 0.1, 40)):
-        topic, target = bench.fresh("in").name, bench.fresh("out").name
-        for name in (topic, target):
-            made.broker.admin.create_topic(name, 1)
-        ways: list[latency.Way] = [
-            ("to noop", "noop", "noop", {}),
-            ("to sink", "orderedmq", "null_sink", {"namesrvAddr": made.address, "topic": target}),
-        ]
-        ours = partial(stream, bench, made, COLUMNS, topic)
-        connect = partial(orderedmq.connect, namesrv_addr=made.address)
-        case = "RocketMQ: 10-row micro-batch"
-        begin, began = time.perf_counter(), made.brokers_cpu()
-        out += latency.against_null(bench, case, ours, connect, topic, ways, pace, every, batches, 1.25)
-        share = (made.brokers_cpu() - began) / (time.perf_counter() - begin)
-        out.append(Figure(case, f"{pace}, CPU of the brokers, seconds a second", share, "CPU"))
-    return out
-
-
-def many_queues(bench: Bench) -> list[Figure]:
-    """Measure the reader's driver side in this process: 64 queues on two brokers, and one queue has a new message."""
-    made = rig(bench)
-    topic = bench.fresh("wide").name
-    made.broker.admin.create_topic(topic, MANY)
-    queues = made.broker.log.queues(topic)
-    one = messages(1)
-    times: dict[str, list[float]] = {"something new": [], "nothing new": []}
-    cpu: dict[str, list[float]] = {what: [] for what in times}
-    brokers = 0.0
-    options = {"namesrvAddr": made.address, "topic": topic, "consumerGroup": bench.fresh("group").name}
-    reader = StreamReader(options, full_schema(False))
-    try:
-        for queue in queues:
-            made.broker.log.append({queue: one})
-        start: dict[str, Any] = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
-        for number in range(10 if bench.quick else 60):
-            made.broker.log.append({queues[number % MANY]: one})
-            for what in times:
-                # Leave as much time between two calls as between busy triggers.
-                time.sleep(0.1)
-                begin, began, theirs = time.perf_counter(), time.process_time(), made.brokers_cpu()
-                end = reader.latestOffset(start, ReadAllAvailable())
-                times[what].append((time.perf_counter() - begin) * 1000)
-                cpu[what].append((time.process_time() - began) * 1000)
-                brokers += made.brokers_cpu() - theirs
-                reader.partitions(start, end)
-                start = end
-    finally:
-        reader.stop()
-    case = f"RocketMQ: {MANY} queues, 2 brokers"
-    return [
-        Figure(case, f"latestOffset, {what}", median(values), "ms", 30.0, median(values) / 30.0, 1.0, low=True)
-        for what, values in times.items()
-    ] + [
-        *(Figure(case, f"latestOffset, {what}, CPU of the process", median(values), "ms") for what, values in cpu.items()),
-        Figure(case, "latestOffset, CPU of the brokers, mean", brokers / sum(map(len, times.values())) * 1000, "ms"),
-    ]
-
-
-def memory(bench: Bench) -> list[Figure]:
-    """Measure the peak RSS of a process that reads one queue as an executor's worker does."""
-    made = rig(bench)
-    large, small = (500_000, 50_000) if bench.quick else (5_000_000, 500_000)
-    topic = bench.fresh("backlog").name
-    made.broker.admin.create_topic(topic, 1)
-    fill(made.broker, topic, large)
-    peaks: dict[int, float] = {}
-    began = made.brokers_cpu()
-    for rows in (small, large):
-        program = f"from bench import rocketmq; rocketmq.read_all({made.address!r}, {topic!r}, {rows})"
-        done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
-        peaks[rows] = int(done.stdout) / 1024
-    broker = (made.brokers_cpu() - began) / (large + small) * 1e6
-    case, what = "RocketMQ: memory", f"peak RSS of a task, {large:,} messages against {small:,}"
-    return [
-        Figure(case, what, peaks[large], "MB", peaks[small], peaks[large] / peaks[small], 1.1, low=True),
-        _cpu("CPU of the brokers", broker, None, case),
-    ]
-
-
-def read_all(address: str, topic: str, rows: int) -> None:
-    """Read a queue and print the peak of RSS, in KiB. Runs in a separate process."""
-    with orderedmq.connect(namesrv_addr=address) as broker:
-        partition = whole_queue(broker, topic, rows)
-    read_away(partition, SourceOptions(namesrv_addr=address))
-    print(status("VmHWM"))

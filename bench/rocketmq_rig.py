@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Final
 
+import psutil
 import pyarrow as pa
 
 import orderedmq
 from bench.java_peers import JavaPeers
 from bench.measure import Bench, Skipped
-from bench.raw_pull import cpu_seconds
-from bench.rocketmq_data import messages
 from orderedmq.broker import Broker, SinkBatch
 from orderedmq.errors import JavaError, ServersError
 from orderedmq.model import MessageQueue
@@ -39,7 +38,7 @@ _TASKS: Final = 4
 
 @dataclass
 class Rig:
-    """The cluster, with topics ``bench`` and ``mixed`` of ``rows`` messages in 4 queues. Cases write to the topic ``sent``."""
+    """The cluster, with the topic ``bench`` of ``rows`` messages in 4 queues. Cases write to the topic ``sent``."""
 
     cluster: Cluster
     broker: Broker
@@ -57,18 +56,13 @@ class Rig:
 
     def brokers_cpu(self) -> float:
         """Return the CPU seconds that the brokers have used so far."""
-        return cpu_seconds(server.pid for server in self.cluster.brokers)
+        times = [psutil.Process(server.pid).cpu_times() for server in self.cluster.brokers]
+        return sum(each.user + each.system for each in times)
 
     def with_brokers(self, rows: int, call: Callable[[], dict[str, float]]) -> dict[str, float]:
         """Return the result of ``call``, with the brokers' CPU in µs per row."""
         began = self.brokers_cpu()
         return {**call(), "broker": (self.brokers_cpu() - began) / rows * 1e6}
-
-    def brokers_cpu_of(self, call: Callable[[], None]) -> float:
-        """Return the CPU seconds that the brokers use during ``call``."""
-        began = self.brokers_cpu()
-        call()
-        return self.brokers_cpu() - began
 
     @contextlib.contextmanager
     def raised(self) -> Iterator[None]:
@@ -104,12 +98,31 @@ def rig(bench: Bench) -> Rig:
             bench.closing.enter_context(JavaPeers(cluster.address, folder)),
             100_000 if bench.quick else 1_000_000,
         )
-        for name in ("bench", "mixed", "sent"):
+        for name in ("bench", "sent"):
             made.broker.admin.create_topic(name, QUEUES)
         fill(made.broker, "bench", made.rows // QUEUES)
         bench.shared["rocketmq"] = made
     found: Rig = bench.shared["rocketmq"]
     return found
+
+
+def messages(count: int) -> pa.RecordBatch:
+    """Return messages that differ only in their numbers, with bodies of 100 bytes, a tag, a key and a sharding key."""
+    return pa.record_batch(
+        {
+            "body": pa.array([b"%0100d" % number for number in range(count)], pa.binary()),
+            "tags": pa.array(["created"] * count),
+            "keys": pa.array([f"key-{number}" for number in range(count)]),
+            "sharding_key": pa.array([f"account-{number % 1000}" for number in range(count)]),
+        }
+    )
+
+
+def sized_messages(size: int, count: int) -> pa.RecordBatch:
+    """Return messages as `messages` does, but with random bodies of ``size`` bytes."""
+    data = random.Random(7).randbytes(size + count)
+    bodies = pa.array([data[number : number + size] for number in range(count)], pa.binary())
+    return messages(count).set_column(0, "body", bodies)
 
 
 @contextlib.contextmanager
@@ -145,10 +158,12 @@ def warm(made: Rig, topic: str) -> list[float]:
     """
     queues = made.broker.log.queues(topic)
     rows = messages(WARM_ROWS // _TASKS // len(queues))
-    return [
-        made.brokers_cpu_of(partial(_write, made.broker, SinkBatch("warm", one, None, None, "", topic), queues, rows))
-        for one in range(_WARM)
-    ]
+    seconds = []
+    for number in range(_WARM):
+        began = made.brokers_cpu()
+        _write(made.broker, SinkBatch("warm", number, None, None, "", topic), queues, rows)
+        seconds.append(made.brokers_cpu() - began)
+    return seconds
 
 
 def _write(broker: Broker, batch: SinkBatch, queues: Sequence[MessageQueue], rows: pa.RecordBatch) -> None:

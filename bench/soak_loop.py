@@ -18,7 +18,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import SimpleNamespace, TracebackType
 from typing import Any, Final, Self
 
 import pyarrow as pa
@@ -27,9 +27,14 @@ from pyspark.cloudpickle import dumps
 from pyspark.sql.streaming import python_streaming_source_runner as runner
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
-from bench import soak_kinds
 from ordered_sink.commit import StreamWriter
-from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus, consume_orderly
+from ordered_source import (
+    ConsumeOrderlyContext,
+    ConsumeOrderlyStatus,
+    OrderPerKey,
+    OrderPerQueue,
+    consume_orderly,
+)
 from ordered_source.plan import planned_schema
 from ordered_source.stream_reader import StreamReader
 from orderedmq.ownership.micro_batch import BATCH, QUERY, RUN
@@ -37,6 +42,11 @@ from pyspark_orderedmq import DefaultSource
 
 #: Rows of an Arrow batch: Spark's default.
 _ARROW_ROWS: Final = 10_000
+#: The orders of the listeners of those kinds that have one.
+ORDERS: Final[Mapping[str, OrderPerQueue | OrderPerKey]] = {
+    "listener-queue": OrderPerQueue(),
+    "listener-key": OrderPerKey(in_batch_attempts=1),
+}
 _SINK_SCHEMA: Final = StructType([StructField("sharding_key", StringType()), StructField("body", BinaryType())])
 
 
@@ -89,8 +99,9 @@ class SourceRunner:
         self._answered()
 
     def close(self) -> None:
-        """End the runner as Spark does, by SIGTERM. Its last answer is not read."""
+        """End the runner as Spark does, by SIGTERM and by closing the connection. Its last answer is not read."""
         self._process.terminate()
+        self._socket.shutdown(socket.SHUT_WR)
         self._process.wait()
         self._file.close()
         self._socket.close()
@@ -223,26 +234,26 @@ class _Context:
 
 
 class _Frame:
-    """Replaces a DataFrame: ``mapInArrow`` returns the function that a listener's tasks run."""
+    """Replaces a DataFrame: ``mapInArrow`` returns the function that a listener's tasks run. The session has no settings."""
 
     def __init__(self, columns: Sequence[str]) -> None:
         self.columns = columns
+        settings: dict[str, str] = {}
+        self.sparkSession = SimpleNamespace(conf=settings)
 
     def mapInArrow(self, run: Any, schema: str) -> Any:
         return run
 
 
 def listen(messages: Sequence[Any], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
-    """Fail for poisoned messages."""
-    poisoned = any(message.body == soak_kinds.POISON for message in messages)
-    return ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT if poisoned else ConsumeOrderlyStatus.SUCCESS
+    return ConsumeOrderlyStatus.SUCCESS
 
 
 def _work(kind: str, options: dict[str, str]) -> None:
     schema = planned_schema(options) if kind != "sink" else _SINK_SCHEMA
     assert isinstance(schema, StructType)
     consume: Any = None
-    order = soak_kinds.order(kind)
+    order = ORDERS.get(kind)
     if order is not None:
         frame: Any = _Frame(schema.names)
         consume = consume_orderly(frame, listen, order)

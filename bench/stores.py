@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import random
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
 
-import pyarrow.compute as pc
+import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import orderedmq
 from bench import data
 from bench.figures import ROOT, Figure
 from bench.measure import Bench, interleaved, median, status
-from bench.one_task import CHUNK, read_away, whole_queue
 from ordered_source.columns import full_schema
+from ordered_source.partition_reader import QueuePartition, read
 from ordered_source.stream_reader import StreamReader
 from orderedmq.broker import Broker, SinkBatch
 from orderedmq.model import MessageQueue
@@ -45,50 +46,31 @@ def _one_row_each(broker: Broker, queues: list[MessageQueue], number: int) -> No
 
 
 def many_queues(bench: Bench) -> list[Figure]:
+    """Measure what the source does on the driver in each micro-batch when each of 1,000 queues has new messages."""
     path = bench.fresh("queues")
-    rounds = 5 if bench.quick else 15
-    times: dict[str, list[float]] = {}
-
-    def timed(what: str, call: Callable[..., Any], *arguments: Any) -> Any:
-        begin = time.perf_counter()
-        result = call(*arguments)
-        times.setdefault(what, []).append((time.perf_counter() - begin) * 1000)
-        return result
-
+    times = []
     with orderedmq.connect(path) as broker:
         broker.admin.create_topic("t", QUEUES)
         queues = broker.log.queues("t")
         reader = StreamReader({"path": str(path), "topic": "t", "consumerGroup": "g"}, full_schema(False))
         try:
-            # Each queue has a row before the query begins.
-            _one_row_each(broker, queues, 0)
             start = reader.initialOffset()
-            for number in range(rounds + 1):
-                kind = "steady" if number else "first"
-                end = timed(f"{kind}: latestOffset", reader.latestOffset, start, ReadAllAvailable())
-                timed(f"{kind}: partitions", reader.partitions, start, end)
+            for number in range(6 if bench.quick else 16):
+                _one_row_each(broker, queues, number)
+                begin = time.perf_counter()
+                end = reader.latestOffset(start, ReadAllAvailable())
+                reader.partitions(start, end)
+                times.append((time.perf_counter() - begin) * 1000)
                 start = end
-                _one_row_each(broker, queues, number + 1)
-            start = reader.latestOffset(start, ReadAllAvailable())
-            for number in range(rounds):
-                # A change of another group: the store has changed, but the queues have not.
-                broker.admin.seek("other", {queues[0]: number})
-                timed("nothing new, another change", reader.latestOffset, start, ReadAllAvailable())
-                timed("nothing new, no change", reader.latestOffset, start, ReadAllAvailable())
         finally:
             reader.stop()
-    out = []
-    for what, values in times.items():
-        out.append(Figure("1,000 queues", what, median(values), "ms"))
-    sums = [sum(pair) for pair in zip(times["steady: latestOffset"], times["steady: partitions"])]
-    out.append(
-        Figure("1,000 queues", "latestOffset + partitions", median(sums), "ms", 50.0, median(sums) / 50.0, 1.0, low=True)
-    )
-    return out
+    # Leave out the first batch, in which the queues are locked.
+    took = median(times[1:])
+    return [Figure("1,000 queues", "latestOffset + partitions", took, "ms", 50.0, took / 50.0, 1.0, low=True)]
 
 
 def size(bench: Bench) -> list[Figure]:
-    """Compare opening, seeking and reading a few rows in a large store and a small one."""
+    """Compare opening a large store with opening a small one, and the disk space of the large one with its payloads."""
     large, small = (500_000, 10_000) if bench.quick else (10_000_000, 10_000)
     stores = {}
     for rows in (large, small):
@@ -96,50 +78,22 @@ def size(bench: Bench) -> list[Figure]:
         with orderedmq.connect(stores[rows]) as broker:
             data.fill(broker, "t", 1, rows)
 
-    def run(rows: int) -> dict[str, float]:
+    def opened(rows: int) -> dict[str, float]:
         begin = time.perf_counter()
         with orderedmq.connect(stores[rows]) as broker:
-            (queue,) = broker.log.queues("t")
-            opened = time.perf_counter()
-            stamps = broker.admin.describe_topic("t")[0]
-            assert stamps.first_timestamp is not None
-            assert stamps.last_timestamp is not None
-            seek, by_time = [], []
-            for turn in range(50):
-                # Read other columns each time, because the store caches the chunk that was read last, with its columns.
-                columns = ("body", "queue_offset") if turn % 2 else ("body",)
-                offset = random.randrange(rows)
-                before = time.perf_counter()
-                broker.log.pull(queue, offset, 10, 1 << 20, columns)
-                seek.append(time.perf_counter() - before)
-                moment = random.randint(stamps.first_timestamp, stamps.last_timestamp)
-                before = time.perf_counter()
-                broker.log.offset_at(queue, moment)
-                by_time.append(time.perf_counter() - before)
-        return {
-            "open": (opened - begin) * 1000,
-            "read 10 rows at a random offset": median(seek) * 1000,
-            "offset at a time": median(by_time) * 1000,
-        }
+            assert len(broker.log.queues("t")) == 1
+            return {"open": (time.perf_counter() - begin) * 1000}
 
-    found = interleaved(bench.rounds, {"large": lambda: run(large), "small": lambda: run(small)})
-    case, label = "size of the store", f"{large:,} messages against {small:,}"
+    found = interleaved(bench.rounds, {"large": partial(opened, large), "small": partial(opened, small)})
+    mine, other = found["large"]["open"], found["small"]["open"]
     disk = sum(file.stat().st_blocks * 512 for file in stores[large].rglob("*") if file.is_file())
     with orderedmq.connect(stores[large]) as broker:
         payloads = sum(queue.stored_bytes for queue in broker.admin.describe_topic("t"))
-    plain = data.messages(65536).select(["body", "sharding_key"])
-    texts = large * sum(pc.sum(pc.binary_length(column)).as_py() for column in plain.columns) / plain.num_rows
-    what = f"disk space of {large:,} messages, against"
-    space = [
-        Figure(case, f"{what} their payloads", disk / 1e6, "MB", payloads / 1e6, disk / payloads, 1.05, low=True),
-        Figure(case, f"{what} the texts of bodies and keys", disk / 1e6, "MB", texts / 1e6, disk / texts, low=True),
-    ]
+    case = "size of the store"
+    space = f"disk space of {large:,} messages, against their payloads"
     return [
-        *space,
-        *(
-            Figure("size of the store", f"{what}, {label}", mine, "ms", found["small"][what], mine / found["small"][what])
-            for what, mine in found["large"].items()
-        ),
+        Figure(case, space, disk / 1e6, "MB", payloads / 1e6, disk / payloads, 1.05, low=True),
+        Figure(case, f"open, {large:,} messages against {small:,}", mine, "ms", other, mine / other, low=True),
     ]
 
 
@@ -225,65 +179,34 @@ def _stage(path: Path, number: int, rows: int, start: Barrier, ends: Any) -> Non
         broker.outbox.discard([receipt])
 
 
-def small_batches(bench: Bench) -> list[Figure]:
-    batches = 1000 if bench.quick else 10_000
-    path = bench.fresh("small")
-    with orderedmq.connect(path) as broker:
-        broker.admin.create_topic("small", 1, compression="none")
-        (small,) = broker.log.queues("small")
-        begin = time.perf_counter()
-        data.append_small(broker, small, batches, 2)
-        each = (time.perf_counter() - begin) / batches * 1000
-        data.fill(broker, "large", 1, 2 * batches)
-        (large,) = broker.log.queues("large")
-        chunks = broker.admin.describe_topic("small")[0].chunks
-
-        def run(queue: MessageQueue) -> dict[str, float]:
-            speeds = []
-            for _ in range(20):
-                begin, position = time.perf_counter(), 0
-                while position < 2 * batches:
-                    position += broker.log.pull(queue, position, CHUNK, 1 << 24, DEFAULT_COLUMNS).num_rows
-                speeds.append(position / (time.perf_counter() - begin) / 1e6)
-            return {"speed": median(speeds)}
-
-        found = interleaved(bench.rounds, {"small": lambda: run(small), "large": lambda: run(large)})
-    mine, other = found["small"]["speed"], found["large"]["speed"]
-    label = f"{batches:,} two-row batches"
-    return [
-        Figure("small batches", f"read what {label} wrote, against large chunks", mine, "M rows/s", other, mine / other, 0.5),
-        Figure("small batches", f"chunks left by {label}", chunks, "chunks"),
-        Figure("small batches", "stage and publish one batch", each, "ms"),
-    ]
-
-
 def memory(bench: Bench) -> list[Figure]:
-    """Measure the peak RSS of a process that reads one queue as an executor's worker does."""
+    """Measure the peak of the resident memory of a process that reads one queue as an executor's worker does."""
     large, small = (500_000, 50_000) if bench.quick else (5_000_000, 500_000)
-    peaks: dict[int, dict[str, float]] = {}
+    peaks = {}
     for rows in (small, large):
         path = bench.fresh(f"memory-{rows}")
         with orderedmq.connect(path) as broker:
             data.fill(broker, "t", 1, rows)
-        done = subprocess.run(
-            [sys.executable, "-c", f"from bench import stores; stores.read_all({str(path)!r}, {rows})"],
-            cwd=ROOT, capture_output=True, text=True, check=True,
-        )  # fmt: skip
-        before, peak, mapped = (int(word) / 1024 for word in done.stdout.split())
-        peaks[rows] = {"peak RSS": peak, "peak RSS above an idle worker's": peak - before, "of it the store's pages": mapped}
-    return [
-        Figure(
-            "memory", f"{what}, {large:,} messages against {small:,}", mine, "MB", peaks[small][what],
-            mine / peaks[small][what] if peaks[small][what] else None, 1.1 if what == "peak RSS" else None, low=True,
-        )
-        for what, mine in peaks[large].items()
-    ]  # fmt: skip
+        program = f"from bench import stores; stores.read_all({str(path)!r}, {rows})"
+        done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+        peaks[rows] = int(done.stdout) / 1024
+    mine, other = peaks[large], peaks[small]
+    what = f"peak RSS, {large:,} messages against {small:,}"
+    return [Figure("memory", what, mine, "MB", other, mine / other, 1.1, low=True)]
 
 
 def read_all(path: str, rows: int) -> None:
-    """Read a queue, and print in KiB the RSS before, its peak, and the file pages at the end. Runs in a separate process."""
+    """Read a queue as a task does, write its rows to /dev/null as a worker writes them to its socket, and print the peak of RSS in
+    KiB. Runs in a separate process.
+    """
     with orderedmq.connect(path) as broker:
-        partition = whole_queue(broker, "t", rows)
-    before = status("VmRSS")
-    read_away(partition, SourceOptions(path=path))
-    print(before, status("VmHWM"), status("RssFile"))
+        (queue,) = broker.log.queues("t")
+        incarnation = broker.log.topic("t").incarnation
+        partition = QueuePartition(broker.identity, queue, 0, rows, None, incarnation, streaming=False)
+    schema = to_arrow_schema(full_schema(False), timezone="UTC")
+    with pa.OSFile("/dev/null", "wb") as sink:
+        writer = None
+        for batch in read(partition, SourceOptions(path=path), DEFAULT_COLUMNS, schema):
+            writer = writer or pa.ipc.new_stream(sink, batch.schema)
+            writer.write_batch(batch)
+    print(status("VmHWM"))

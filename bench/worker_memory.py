@@ -18,8 +18,7 @@ from pyspark.sql import DataFrame
 import orderedmq
 from bench.figures import Figure
 from bench.measure import Bench, Skipped, status
-from bench.rocketmq_data import sized_messages
-from bench.rocketmq_rig import QUEUES, fill, rig
+from bench.rocketmq_rig import QUEUES, fill, rig, sized_messages
 from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus, OrderPerKey, consume_orderly
 from orderedmq.broker import Broker
 
