@@ -17,7 +17,7 @@ from ordered_source.renewal import Renewal
 from orderedmq.broker import Broker
 from orderedmq.conditions import GroupCondition, LockCondition
 from orderedmq.errors import FORMER_RUN, GroupError, LockError, RocketMQUnavailableError, TopicError, lost
-from orderedmq.model import MessageQueue, OffsetRange, is_parked, is_retry
+from orderedmq.model import MessageQueue, OffsetRange, is_parked
 from orderedmq.options.source import SourceOptions
 from orderedmq.ownership import membership
 from orderedmq.ownership.allocate import Members, divided
@@ -228,7 +228,7 @@ class GroupSession(Session):
             options.topic_pattern or ",".join(sorted(options.topics)),
             options.allocation.name() if self.shared else None,
             *((ALL, "TAG") if options.matching is None else (options.matching.expression, options.matching.kind)),
-            options.failures,
+            options.parking_lot,
         )
         self._client = replace(self._groups.join(owner_id), name=options.query_name)
         self._renewal = Renewal(self._groups, self._beat, RENEW_INTERVAL, lambda: self._groups.cut_off(self._client))
@@ -461,8 +461,8 @@ class GroupSession(Session):
             offsets.update(self._begin_anew({queue: begins[queue] for queue in stale}))
         starting = self._options.starting
         if start.fresh and starting.explicit and starting.kind != "committed" and not self.shared:
-            # Parking lots and retry topics are not reset: their messages are processed when they are due.
-            begins = {queue: begin for queue, begin in begins.items() if not is_parked(queue) and not is_retry(queue)}
+            # Parking lots are not reset: their messages are processed when they are due.
+            begins = {queue: begin for queue, begin in begins.items() if not is_parked(queue)}
             log.warning("group %s is reset to %s, as the options say", self.group, offsets_to_json(begins))
             offsets.update(self._begin_anew(begins))
         return offsets

@@ -156,8 +156,7 @@ def _lock_token(partition: QueuePartition, options: SourceOptions) -> str | None
         return None
     lot = partition.lot
     plan = None if lot is None else TaskLot(partition.begin, lot.begin, lot.end, options.parking_lot_max_messages)
-    stored_in = partition.queue.topic if options.retry_topic else None
-    return ReadContext.of(options.endpoint, partition.identity, partition.token, plan, stored_in).to_text()
+    return ReadContext.of(options.endpoint, partition.identity, partition.token, plan).to_text()
 
 
 def _with_own(batch: pa.RecordBatch, columns: tuple[str, ...], lock_token: str | None) -> pa.RecordBatch:

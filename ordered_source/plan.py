@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -13,7 +12,7 @@ from orderedmq.broker import Broker, Log, QueueBounds, TopicInfo
 from orderedmq.conditions import OffsetCondition, OptionCondition, TopicCondition
 from orderedmq.connections import reach
 from orderedmq.errors import OffsetError, OptionError, TopicError
-from orderedmq.model import RESERVED_PREFIXES, RETRY_PREFIX, MessageQueue
+from orderedmq.model import RESERVED_PREFIXES, MessageQueue
 from orderedmq.options.parse import parse
 from orderedmq.options.source import EndingOffsets, SourceOptions, StartingOffsets
 from orderedmq.options.values import EARLIEST, LATEST
@@ -29,7 +28,7 @@ def planned_schema(options: Mapping[str, str]) -> StructType:
     parsed = parse(SourceOptions, options, streaming=None)
     with reach(parsed.endpoint) as broker:
         check(broker, parsed)
-    return full_schema(parsed.include_properties, parsed.include_lock_token or bool(parsed.failures), parsed.parking_lot)
+    return full_schema(parsed.include_properties, parsed.include_lock_token or parsed.parking_lot, parsed.parking_lot)
 
 
 def check(broker: Broker, options: SourceOptions) -> None:
@@ -39,7 +38,7 @@ def check(broker: Broker, options: SourceOptions) -> None:
     BAD_NAME for a group whose parking lots cannot be named.
     """
     names = topics(broker, options)
-    if not any(_names(options, topic.name) for topic in names):
+    if not names:
         raise TopicError(
             TopicCondition.MISSING, f"no topic matches topicPattern {options.topic_pattern!r} yet. Create one first"
         )
@@ -52,44 +51,20 @@ def _require_rights(broker: Broker, options: SourceOptions, names: list[str]) ->
     if options.parking_lot:
         assert options.consumer_group is not None
         names = names + [parked_topic(options.consumer_group, name) for name in names]
-    if options.retry_topic:
-        # `topics` does not return the retry topic if it does not exist yet.
-        names = list(dict.fromkeys([*names, retry_topic(options)]))
     broker.log.require_rights(names, options.consumer_group)
 
 
 def topics(broker: Broker, options: SourceOptions) -> list[TopicInfo]:
-    """Return the topics that the options select. Raises TopicError MISSING if a topic that the option topic names does not exist.
-
-    The group's retry topic is included if the option retryTopic is set and the topic exists. Brokers create it with the group's first
-    heartbeat.
-    """
-    names = _selected(broker, options)
-    if options.retry_topic:
-        with contextlib.suppress(TopicError):
-            names.append(broker.log.topic(retry_topic(options)))
-    return names
-
-
-def retry_topic(options: SourceOptions) -> str:
-    return f"{RETRY_PREFIX}{options.consumer_group}"
-
-
-def _selected(broker: Broker, options: SourceOptions) -> list[TopicInfo]:
+    """Return the topics that the options select. Raises TopicError MISSING if a topic that the option topic names does not exist."""
     if options.topic_pattern is None:
         return [broker.log.topic(name) for name in sorted(options.topics)]
-    return [topic for topic in broker.log.topics() if _names(options, topic.name)]
-
-
-def _names(options: SourceOptions, topic: str) -> bool:
-    """Whether the option topic names the topic, or topicPattern matches it."""
-    # A dead-letter topic is read only if an option names it, because a pattern such as ".*" means the user's topics.
-    return options.reads(topic) and (options.topic_pattern is None or not topic.startswith(RESERVED_PREFIXES))
+    return [topic for topic in broker.log.topics() if selects(options, topic.name)]
 
 
 def selects(options: SourceOptions, topic: str) -> bool:
-    """Return whether `topics` includes the topic called ``topic`` if it exists."""
-    return _names(options, topic) or (options.retry_topic and topic == retry_topic(options))
+    """Return whether the option topic names the topic, or topicPattern matches it."""
+    # A dead-letter topic is read only if an option names it, because a pattern such as ".*" means the user's topics.
+    return options.reads(topic) and (options.topic_pattern is None or not topic.startswith(RESERVED_PREFIXES))
 
 
 def queues_of(broker: Broker, found: Sequence[TopicInfo]) -> list[MessageQueue]:

@@ -13,7 +13,7 @@ from ordered_source.lot_planner import require_none, without_lots
 from ordered_source.topic_watch import TopicWatch
 from orderedmq.broker import Broker, Log
 from orderedmq.errors import queue_deleted
-from orderedmq.model import MessageQueue, is_parked, is_retry
+from orderedmq.model import MessageQueue, is_parked
 from orderedmq.options.source import SourceOptions
 from orderedmq.ownership.offsets import Checkpoint, ranges
 from orderedmq.parking.rules import leader_of, lot_deleted
@@ -54,10 +54,8 @@ class Positions:
             # These count only for queues without an offset of the group, unless `GroupSession` resets the group to them.
             if starting.kind == "committed":
                 starting = self._options.never_committed
-            # A retry topic is read from its first message, as Java's consumers do (RebalancePushImpl.computePullFromWhere).
-            chosen = [queue for queue in without_lots(queues) if not is_retry(queue)]
             every = plan.queues_of(self._broker, self._watch.topics())
-            begins |= plan.beginnings(self._log, starting, chosen, bounds, every)
+            begins |= plan.beginnings(self._log, starting, without_lots(queues), bounds, every)
         ends = {queue: at.max_offset for queue, at in bounds.items()}
         self._session.place(start, begins, ends, self._watch.recreated_topics(start))
 

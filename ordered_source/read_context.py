@@ -58,8 +58,6 @@ class ReadContext:
 
     ``endpoint`` has no secrets. ``account``: whether the source got an account's keys as options. ``key_password``: whether the source
     decrypts the key of TLS with a password. ``only_run``: see `LockToken`. ``lot``: None without the option parkingLot.
-    ``stored_in``: the topic that the rows were actually read from if the option retryTopic is set, otherwise None. It is needed because
-    the column topic of a message in the retry topic holds the original topic.
     """
 
     epoch: int
@@ -71,12 +69,9 @@ class ReadContext:
     key_password: bool = False
     only_run: bool = False
     lot: TaskLot | None = None
-    stored_in: str | None = None
 
     @classmethod
-    def of(
-        cls, endpoint: Endpoint, identity: str, token: LockToken, lot: TaskLot | None = None, stored_in: str | None = None
-    ) -> ReadContext:
+    def of(cls, endpoint: Endpoint, identity: str, token: LockToken, lot: TaskLot | None = None) -> ReadContext:
         """Return the context of a task that reads under ``token``."""
         credentials, tls = endpoint.credentials, endpoint.tls
         account = isinstance(credentials, Credentials)
@@ -84,9 +79,7 @@ class ReadContext:
             endpoint, credentials=None if account else credentials, tls=None if tls is None else replace(tls, key_password=None)
         )
         password = tls is not None and tls.key_password is not None
-        return cls(
-            token.epoch, token.group, token.client_id, identity, public, account, password, token.only_run, lot, stored_in
-        )
+        return cls(token.epoch, token.group, token.client_id, identity, public, account, password, token.only_run, lot)
 
     def to_text(self) -> str:
         """Return the context as JSON that `from_text` can read. Fields with their default value are omitted."""

@@ -56,13 +56,6 @@ class QueryRun:
         #: Created first, because it ignores requests that were made before.
         self.stop_request = StopRequest(owner_id)
         self.session: Session = group_session.open_session(broker, options, owner_id)
-        if options.retry_topic:
-            try:
-                watch.await_retry_topic()
-            except BaseException:
-                # Leave the group. Otherwise other members would leave queues to this query, which does not read them.
-                self.session.stop(terminated=False)
-                raise
         self.owner = self.session.owner
         self.positions = Positions(broker, options, self.session, watch)
         log = broker.log.reading(options.pull_settings)

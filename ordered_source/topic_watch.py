@@ -13,7 +13,7 @@ from ordered_source import data_loss, plan
 from ordered_source.group_session import Session
 from ordered_source.lot_planner import without_lots
 from orderedmq.broker import Broker, TopicInfo
-from orderedmq.conditions import DataLossCondition, OptionCondition, TopicCondition
+from orderedmq.conditions import DataLossCondition, OptionCondition
 from orderedmq.errors import DataLossError, OptionError, TopicError, of_other_kind, recreated, topic_deleted
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue
 from orderedmq.options.source import SourceOptions
@@ -23,10 +23,6 @@ log = logging.getLogger("orderedmq")
 
 #: Seconds between two listings of topics, for a broker that cannot report whether anything changed.
 LISTING_INTERVAL: Final = 1.0
-#: Seconds to wait for a new group's retry topic, because a Proxy may know a new topic only after 20 s.
-RETRY_TOPIC_PATIENCE: Final = 30.0
-#: Seconds between two checks whether the retry topic exists.
-_POLL: Final = 0.1
 
 
 class TopicWatch:
@@ -66,19 +62,6 @@ class TopicWatch:
     def forget_listing(self) -> None:
         """List the topics again at the next call of `topics`."""
         self._listed = (None, float("-inf"))
-
-    def await_retry_topic(self) -> None:
-        """Wait until the group's retry topic exists. Brokers create it with the group's first heartbeat. Raises TopicError MISSING."""
-        name = plan.retry_topic(self._options)
-        deadline = time.monotonic() + RETRY_TOPIC_PATIENCE
-        while all(topic.name != name for topic in self.topics(fresh=True)):
-            if time.monotonic() >= deadline:
-                raise TopicError(
-                    TopicCondition.MISSING,
-                    f"option retryTopic: no broker has the topic {name!r}, which is created with the group's first heartbeat. Check that "
-                    f"the group may be created and has retry queues (mqadmin updateSubGroup -g {self._options.consumer_group} -q 1)",
-                )
-            time.sleep(_POLL)
 
     def queues(self, known: Checkpoint, target: Collection[MessageQueue] | None, *, shared: bool) -> list[MessageQueue]:
         """Return the queues to read. With a ``target``, return only the queues in it.

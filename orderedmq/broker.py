@@ -383,15 +383,6 @@ class Groups(Protocol):
         message was deleted.
         """
 
-    def send_back(self, token: LockToken, messages: Sequence[tuple[int, int]], max_reconsume_times: int) -> int:
-        """Have the broker put copies of messages of the token's queue into the retry topic %RETRY%<group>, each after a delay.
-
-        ``messages``: pairs of an offset and a delay level, which is 1 to 18, or below 0 for a dead letter. A message that was already
-        retried ``max_reconsume_times`` times also becomes a dead letter. Return n >= 1: the first n of ``messages`` were sent back. A
-        message that is sent back twice is delivered twice. Raises LockError LOST, DataLossError AGED_OUT, or OptionError UNSUPPORTED
-        where brokers have no retry topics.
-        """
-
 
 class Staging(Protocol):
     """The rows of one attempt of one writing task. They are invisible until published if publishing is atomic (Capabilities)."""

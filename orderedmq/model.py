@@ -95,11 +95,6 @@ class MessageQueue(NamedTuple):
         return f"{self.topic}/{self.broker_name}/{self.queue_id}"
 
 
-def is_retry(queue: MessageQueue) -> bool:
-    """Return whether the queue belongs to a group's retry topic."""
-    return queue.topic.startswith(RETRY_PREFIX)
-
-
 def is_parked(queue: MessageQueue) -> bool:
     """Return whether the queue is a parking lot of any group."""
     return queue.topic.startswith(PARKED_PREFIX)

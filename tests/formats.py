@@ -38,7 +38,7 @@ from orderedmq.ownership.lock import Instant, LockToken
 from orderedmq.ownership.membership import Member, Subscription
 from orderedmq.parking.rules import Command, Parking, Ticket, parked_queue, parked_topic
 from orderedmq.rocketmq.group import lock_rules, running_info
-from orderedmq.rocketmq.group.failed_messages import key_of
+from orderedmq.rocketmq.group.dead_letters import key_of
 from orderedmq.rocketmq.sink import commit_history
 from orderedmq.rocketmq.sink.batch_queues import BatchQueues
 from orderedmq.rocketmq.sink.bookmarks import WriterEntry

@@ -96,24 +96,18 @@ def consume_concurrently(
 ) -> DataFrame:
     """Run ``listener(messages, context) -> ConsumeConcurrentlyStatus`` over queues in no order, like MessageListenerConcurrently.
 
-    ``df`` is a stream of the source with ``parkingLot=true``, or over RocketMQ with ``retryTopic=true``. If you give a schema, it
-    must name topic, broker_name, queue_id, queue_offset, body and lock_token, and reconsume_times with a retry topic. ``context`` is a
-    ConsumeConcurrentlyContext. `consume_orderly` describes messages, hooks, the kinds of listener, and the rows that are returned.
+    ``df`` is a stream of the source with ``parkingLot=true``. If you give a schema, it must name topic, broker_name, queue_id,
+    queue_offset, body and lock_token. ``context`` is a ConsumeConcurrentlyContext. `consume_orderly` describes messages, hooks, the
+    kinds of listener, and the rows that are returned.
 
     Each message that was not consumed (RECONSUME_LATER, None, an exception, or an index above ``context.ack_index``) is put into the
     group's parking lot separately. It comes back after 10 s, 30 s, 1 min … 2 h, or after the delay level that the listener chose
     (``context.delay_level_when_next_consume``). After ``max_reconsume_times`` retries it goes to the topic %DLQ%<group>.
 
-    With ``retryTopic=true``, the listener sends the message back to its broker instead, as a Java MessageListenerConcurrently does
-    (CONSUMER_SEND_MSG_BACK), and its status is SENT_BACK. The broker delivers it again through the topic %RETRY%<group>, to the group's
-    member that owns the message's queue in that topic, or makes it a dead letter. When the message comes back, ``message.topic`` is still
-    the topic that it was sent to, but ``context.message_queue`` and the row's topic and queue are those of the retry topic. If its batch
-    runs again, the message may be sent back again. It is then delivered twice, as in Java.
-
     This function raises SchemaError MISSING_COLUMN, OptionError INVALID, and OptionError UNSUPPORTED with spark.speculation. When the
-    query runs, a task raises OptionError UNSUPPORTED for rows that were read without a lock, or with neither a parking lot nor a retry
-    topic. It raises OptionError MISSING without the ``credentials`` that the source used, LockError LOST if another owner may have the
-    queue, and ListenerError NOT_AWAITED if a listener that is not async returns a coroutine.
+    query runs, a task raises OptionError UNSUPPORTED for rows that were read without a lock or without a parking lot, OptionError MISSING
+    without the ``credentials`` that the source used, LockError LOST if another owner may have the queue, and ListenerError NOT_AWAITED if
+    a listener that is not async returns a coroutine.
     """
     if not isinstance(settings, ConcurrentSettings):
         raise OptionError(OptionCondition.INVALID, f"settings is {settings!r}, but must be ConcurrentSettings()")

@@ -25,7 +25,6 @@ from pyspark.sql import DataFrame
 
 from ordered_source.columns import TICKET, LotPlace
 from ordered_source.listener.calls import Awaiting, Calls, Inline, Threads
-from ordered_source.listener.send_back import SendBack, require_retries, told
 from ordered_source.listener.settled import Settled
 from ordered_source.listener.tasks import Columns, Rows, by_queue, lock_of, naming, run_in_tasks, write_letters
 from ordered_source.listener.tracing import NO_TRACING, Tracing
@@ -124,9 +123,7 @@ def consume(
     settings = consumer.settings
     pieces = chain.from_iterable(map(_pieces, batches))
     for (queue, context), own in groupby(pieces, lambda one: (one.queue, one.context)):
-        lock = lock_of(
-            queue, context, consumer.credentials, consumer.tls, settings.name, parks=settings.parks, retry_topic=settings.alone
-        )
+        lock = lock_of(queue, context, consumer.credentials, consumer.tls, settings.name, parks=settings.parks)
         yield from _Task(queue, lock, consumer, wall).run(own)
 
 
@@ -137,10 +134,6 @@ class _Task:
         self.queue, self._consumer, self._wall = queue, consumer, wall
         self._settings = settings = consumer.settings
         self._broker, self._token, self._plan = consumer.tracing.broker(lock), lock.token, lock.lot
-        #: Sends failed messages back to the retry topic at their broker. None if the rows were read without a retry topic.
-        self._back = None
-        if settings.parks and self._plan is None:
-            self._back = SendBack(lock.broker, lock.token, settings.most_retries)
         listener = consumer.tracing.listener(consumer.listener, lock)
         self._caller = Caller(listener, consumer.hooks, log.warning, settings.statuses)
         self._out: list[Outcome] = []
@@ -236,9 +229,6 @@ class _Task:
             match action:
                 case Park(messages):
                     self._out += self._park(engine, messages)
-                case WriteLetter(message) if self._back is not None:
-                    self._back.give_up(message)
-                    self._out += engine.dead_lettered()
                 case WriteLetter(message):
                     write_letters(self._broker, self._token, [message], [message._error])
                     self._out += engine.dead_lettered()
@@ -248,9 +238,6 @@ class _Task:
             engine.refused(error, time.monotonic())
 
     def _park(self, engine: Engine, messages: Sequence[Message]) -> list[Outcome]:
-        if self._back is not None:
-            self._back.send(messages)
-            return told(engine.was_parked([True] * len(messages)))
         now = int(self._wall() * 1000)
         parkings = [self._parking(message, now) for message in messages]
         with naming(self.queue, messages, "be parked"):
@@ -301,9 +288,6 @@ class _Task:
         """Return the settled messages, including those at the offsets ``planned``, and an iterator over all of ``rest``."""
         if self._plan is not None:
             return Settled.read(self._broker, self._token, lot_token(self._token).queue, self._plan, planned), rest
-        if self._back is not None:
-            # Messages that were sent back come again in the retry topic with other offsets, so none of these rows are settled.
-            return Settled.without_lot(), rest
         piece = next(rest)
         begin: int = piece.rows.column("queue_offset")[0].as_py()
         letters = self._broker.groups.letters(self._token, [OffsetRange(begin, MAX_OFFSET)])
@@ -329,8 +313,6 @@ class _Task:
 
     def _messages(self, columns: Columns, first: int) -> Iterator[list[Message]]:
         """Yield the messages of these rows in lists. ``first``: the number of the first row."""
-        if self._back is not None:
-            require_retries(columns.names, self.queue)
         offsets, rows = columns.get("queue_offset"), Rows(columns, first)
         # OrderPerQueue does not use keys.
         keys = columns.keys() if self._settings.parks else [None] * len(offsets)

@@ -82,13 +82,11 @@ def lock_of(
     listener: str,
     *,
     parks: bool,
-    retry_topic: bool = False,
 ) -> TaskLock:
     """Return the broker and the lock under which the rows were read.
 
-    ``parks``: whether the listener needs a parking lot. ``retry_topic``: whether it accepts a retry topic instead. Raises OptionError
-    UNSUPPORTED for rows that were read without a lock, with a parking lot that the listener cannot use, or without one that it needs.
-    Also raises the errors of `ReadContext.lock`.
+    ``parks``: whether the listener needs a parking lot. Raises OptionError UNSUPPORTED for rows that were read without a lock, with a
+    parking lot that the listener cannot use, or without one that it needs. Also raises the errors of `ReadContext.lock`.
     """
     if context is None:
         raise OptionError(
@@ -96,17 +94,11 @@ def lock_of(
             f"{listener} got rows of queue {queue} that were read without a lock. Use a stream with a consumerGroup, neither a "
             "batch read nor messageModel=broadcasting",
         )
-    if context.stored_in is not None and not retry_topic:
-        raise OptionError(
-            OptionCondition.UNSUPPORTED,
-            f"{listener} got rows of queue {queue} that were read with retryTopic=true: messages of a retry topic come in no order. Use "
-            "consume_concurrently, or read without retryTopic",
-        )
-    if parks and context.lot is None and context.stored_in is None:
+    if parks and context.lot is None:
         raise OptionError(
             OptionCondition.UNSUPPORTED,
             f"{listener} got rows of queue {queue} that were read without a parking lot, where messages that fail wait. Read with "
-            f"parkingLot=true{', or over RocketMQ with retryTopic=true' if retry_topic else ''}",
+            "parkingLot=true",
         )
     if not parks and context.lot is not None:
         raise OptionError(
@@ -127,12 +119,7 @@ def by_queue(batch: pa.RecordBatch) -> Iterator[tuple[MessageQueue, ReadContext 
         return
     texts = batch.column(LOCK_TOKEN).dictionary_encode()
     contexts = [None if text is None else ReadContext.from_text(text) for text in texts.dictionary.to_pylist()]
-    topics = batch.column("topic")
-    if any(context is not None and context.stored_in is not None for context in contexts):
-        # In the column topic, a message of a retry topic has the topic that it was originally sent to.
-        stored_in = pa.array([None if context is None else context.stored_in for context in contexts], topics.type)
-        topics = pc.coalesce(stored_in.take(texts.indices), topics)
-    columns = [topics, batch.column("broker_name"), batch.column("queue_id"), texts.indices]
+    columns = [*(batch.column(name) for name in ("topic", "broker_name", "queue_id")), texts.indices]
     rows = batch.drop_columns([LOCK_TOKEN])
     if all(len(column.unique()) == 1 for column in columns):
         runs = [(tuple(column[0].as_py() for column in columns), batch.num_rows)]

@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping, Sequence
 
 import pyarrow as pa
 
-from orderedmq.conditions import OptionCondition
 from orderedmq.embedded import dead_letters, garbage, parking_lots
 from orderedmq.embedded.clock import Clock
 from orderedmq.embedded.liveness import Presence, is_alive
@@ -14,7 +13,7 @@ from orderedmq.embedded.log import EmbeddedLog
 from orderedmq.embedded.store import layout
 from orderedmq.embedded.store.environment import Store
 from orderedmq.embedded.store.transaction import Transaction
-from orderedmq.errors import LockError, OptionError, lost, not_an_offset
+from orderedmq.errors import LockError, lost, not_an_offset
 from orderedmq.model import MessageQueue, OffsetRange, check_group
 from orderedmq.ownership import lock as rules
 from orderedmq.ownership.lock import LOCK_LIFE, ClientIdentity, LockToken, QueueLock, Refusal
@@ -328,8 +327,3 @@ class EmbeddedGroups:
                 for queue in (token.queue, parked_queue(token.group, token.queue))
             }
             return parking_lots.put(txn, token.group, token.queue, parkings, settled, self._clock.wall())
-
-    def send_back(self, token: LockToken, messages: Sequence[tuple[int, int]], max_reconsume_times: int) -> int:
-        """See `Groups.send_back`. Raises OptionError UNSUPPORTED, because this broker has no retry topics."""
-        del token, messages, max_reconsume_times
-        raise OptionError(OptionCondition.UNSUPPORTED, "the embedded broker has no retry topics. Read with parkingLot=true")

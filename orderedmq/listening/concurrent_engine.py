@@ -8,8 +8,8 @@ instead if it was retried ``max_reconsume_times`` times or if ``context.delay_le
 Unlike in Java, a message that has failed before is always passed to the listener alone. A message without retries left is passed again
 immediately if it is unknown whether it has failed itself: if it was in a batch of several, and not the first after ``context.ack_index``.
 
-Java sends a message that should come back to the topic %RETRY%<group>. A task does the same, or it puts the message into the queue's
-parking lot. If the lot is full, the message goes to the listener again after 5 s, as in Java when a message cannot be sent back.
+A message that should come back waits in the queue's parking lot; in Java it would wait in the topic %RETRY%<group>. If the lot is full,
+the message goes to the listener again after 5 s, as in Java when a message cannot be sent back.
 """
 
 from __future__ import annotations

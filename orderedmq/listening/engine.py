@@ -46,8 +46,8 @@ NO_BOUND: Final = 2**62
 NOTHING: Final[Mapping[object, Sequence[int]]] = {}
 
 #: COMMIT: accepted with the answer COMMIT. PARKED: appended to the parking lot. REPEATED: the message failed in a repeat of a micro-batch
-#: after the group's offset had passed it. DROPPED: an operator dropped it. SENT_BACK: the broker has put it into the retry topic.
-OutcomeStatus = Literal["SUCCESS", "COMMIT", "DEAD_LETTER", "PARKED", "REPEATED", "DROPPED", "SENT_BACK"]
+#: after the group's offset had passed it. DROPPED: an operator dropped it.
+OutcomeStatus = Literal["SUCCESS", "COMMIT", "DEAD_LETTER", "PARKED", "REPEATED", "DROPPED"]
 
 
 class Message:

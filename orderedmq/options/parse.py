@@ -59,6 +59,12 @@ _REFUSED: Final[tuple[tuple[tuple[str, ...], str, str], ...]] = (
         "It belonged to the writer, which delays no rows",
         "A delayed message has no order. Write the rows when they are due, or send them with RocketMQ's own producer",
     ),
+    (
+        ("retryTopic",),
+        "A message that comes back through a retry topic has no order. Set parkingLot=true, so that messages that failed wait in the "
+        "queue's parking lot",
+        "It belonged to the reader. Drop it",
+    ),
     (("tags", "filterSql"), "", "It selects the messages to read. To write a tag, write a column tags"),
     (
         ("enableMsgTrace", "customizedTraceTopic"),

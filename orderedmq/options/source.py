@@ -25,7 +25,6 @@ from orderedmq.options.values import (
     integer,
     invalid,
     no_rooms,
-    only_for_cluster,
     option,
     parse_bool,
     parse_duration,
@@ -323,12 +322,6 @@ class SourceOptions(BrokerOptions):
         "with parkingLot: number of parked messages per queue above which no more keys are parked",
         "10000",
     )
-    retry_topic: bool = option(
-        parse_bool,
-        "stream only, with namesrvAddr, instead of parkingLot: also read the group's retry topic, as its Java consumers do. "
-        "`consume_concurrently` sends messages that it could not process back to this topic. Also adds the column lock_token",
-        "false",
-    )
 
     @property
     def matching(self) -> Filter | None:
@@ -373,11 +366,6 @@ class SourceOptions(BrokerOptions):
             self.consumer_group, self.pull_threshold_for_queue, self.pull_threshold_size_for_queue, self.verify_body_crc
         )
 
-    @property
-    def failures(self) -> str:
-        """The name of the option that decides where failed messages wait, "" for none. All members of a group need the same value."""
-        return "parkingLot" if self.parking_lot else "retryTopic" if self.retry_topic else ""
-
     def reads(self, topic: str) -> bool:
         if self.topic_pattern is None:
             return topic in self.topics
@@ -390,7 +378,7 @@ class SourceOptions(BrokerOptions):
         _check_topics(self, given, streaming)
         _check_group(self, streaming)
         _check_assignment(self, given, streaming)
-        _check_failed_messages(self, given, streaming)
+        _check_parking(self, given, streaming)
         _check_filter(self, given)
         _check_range(self, given, streaming)
         _check_admission(self, given)
@@ -469,37 +457,20 @@ def _check_assignment(options: SourceOptions, given: Collection[str], streaming:
     _require_read(options, "allocateQueues", options.allocate_queues)
 
 
-def _check_failed_messages(options: SourceOptions, given: Collection[str], streaming: bool | None) -> None:
+def _check_parking(options: SourceOptions, given: Collection[str], streaming: bool | None) -> None:
     if not options.parking_lot and "parkingLotMaxMessages" in given:
         raise conflict(
             "option parkingLotMaxMessages limits a parking lot, but parkingLot is false. Set parkingLot=true, or drop parkingLotMaxMessages"
         )
-    if options.retry_topic and options.endpoint.embedded:
-        raise only_for_cluster(
-            "retryTopic", "the embedded broker has no retry topics, but parkingLot=true has the same purpose"
+    if options.parking_lot and streaming is False:
+        raise OptionError(
+            OptionCondition.UNSUPPORTED,
+            "option parkingLot is not supported in a batch, which has no locks. Use spark.readStream, or `orderedmq parked list`",
         )
-    if options.retry_topic and options.parking_lot:
+    if options.parking_lot and options.consumer_group is None:
         raise conflict(
-            "options parkingLot and retryTopic both say where failed messages wait. Keep retryTopic to share these messages with Java "
-            "consumers of the group, else keep parkingLot"
+            "option parkingLot needs a consumer group, to which the parked messages belong. Set consumerGroup, or drop parkingLot"
         )
-    if options.retry_topic and options.allocate_message_queue_strategy == "CONFIG":
-        raise conflict(
-            "option retryTopic cannot be used with allocateMessageQueueStrategy=CONFIG: no query would own the retry topic's queues. "
-            "Use another strategy, or parkingLot=true"
-        )
-    for name, chosen, remedy in (
-        ("parkingLot", options.parking_lot, "Use spark.readStream, or `orderedmq parked list`"),
-        ("retryTopic", options.retry_topic, "Use spark.readStream, or read the topic %RETRY%<group> by its name"),
-    ):
-        if chosen and streaming is False:
-            raise OptionError(
-                OptionCondition.UNSUPPORTED, f"option {name} is not supported in a batch, which has no locks. {remedy}"
-            )
-        if chosen and options.consumer_group is None:
-            raise conflict(
-                f"option {name} needs a consumer group, to which the waiting messages belong. Set consumerGroup, or drop {name}"
-            )
 
 
 def _check_filter(options: SourceOptions, given: Collection[str]) -> None:

@@ -30,9 +30,9 @@ FORMAT: Final = 1
 class Subscription:
     """The settings on which the members of a group must agree.
 
-    ``strategy``: None for an exclusive group, where one member has all queues. ``filter`` is canonical. ``failures``: the option that
-    decides where failed messages wait, "parkingLot" or "retryTopic", or "" for neither. All members need the same value, because a
-    member that does not read a queue's waiting messages must not get the queue. ``format``: FORMAT of the member's version.
+    ``strategy``: None for an exclusive group, where one member has all queues. ``filter`` is canonical. ``parking_lot``: whether the
+    member reads the parking lots of its queues. All members must agree, because a member that does not read a queue's parked messages
+    must not get the queue. ``format``: FORMAT of the member's version.
     """
 
     assignment: str
@@ -40,7 +40,7 @@ class Subscription:
     strategy: str | None = None
     filter: str = ALL
     filter_type: str = "TAG"
-    failures: str = ""
+    parking_lot: bool = False
     format: int = FORMAT
 
     def differences(self, other: Subscription) -> list[str]:
@@ -55,12 +55,10 @@ class Subscription:
 def _difference(name: str, mine: object, theirs: object) -> str:
     if name == "format":
         return f"group format {mine} of its version of orderedmq, not {theirs}"
-    if name != "failures":
+    if name != "parking_lot":
         return f"{name} {mine!r}, not {theirs!r}"
-    # Name the options, because they are what a user knows.
-    return ", not ".join(
-        f"{has_lots}=true" if has_lots else "parkingLot=false and retryTopic=false" for has_lots in (mine, theirs)
-    )
+    # Name the option, because it is what a user knows.
+    return f"parkingLot={str(mine).lower()}, not {str(theirs).lower()}"
 
 
 @dataclass(frozen=True)

@@ -143,13 +143,6 @@ def park(cluster: Place, account: Credentials, group: str, topic: str = "orders"
         broker.groups.commit({token: 1, lot: 1})
 
 
-def send_back(cluster: Place, account: Credentials, group: str) -> None:
-    """Read the retry topic with a source, and send a message back as a listener does. The message is due in two hours."""
-    source(cluster, account, consumerGroup=group, retryTopic="true")
-    with owner(cluster, account, group, "listener") as (_, token), connect(cluster, account) as task:
-        assert task.groups.send_back(token, [(0, 18)], 16) == 1
-
-
 def hold(cluster: Place, admin: Credentials, group: str) -> None:
     """Park a message on hold, so that it is never due."""
     with owner(cluster, admin, group, "listener") as (broker, token):

@@ -257,7 +257,6 @@ ROLES: dict[str, Role] = {
         lambda cluster, account, name: roles.source(cluster, account, consumerGroup=name),
         "billing",
     ),
-    "source with a retry topic": Role(("source of", "`retryTopic=true` (+)"), roles.send_back, "billing"),
     "sink with sinkGroup": Role(
         ("sink to `invoices`, `sinkGroup",),
         lambda cluster, account, name: roles.sink(cluster, account, "invoices", name),
@@ -353,7 +352,6 @@ THROUGH_PROXY: dict[str, tuple[str, ...]] = {
     "source without a group": (_AT_PROXY,),
     "listener": _SOURCE_AT_PROXY,
     "source with a parking lot": (_AT_PROXY,),
-    "source with a retry topic": (*_SOURCE_AT_PROXY, "`retryTopic=true` through"),
     "sink": (_AT_PROXY,),
     "write": (_AT_PROXY,),
     "produce": (_AT_PROXY,),
@@ -362,7 +360,7 @@ THROUGH_PROXY: dict[str, tuple[str, ...]] = {
 
 
 #: Roles of the fast tier: one that reads and commits, and one that writes.
-FAST_THROUGH_PROXY = ("source with a retry topic", "sink with sinkGroup")
+FAST_THROUGH_PROXY = ("source", "sink with sinkGroup")
 
 
 @pytest.mark.holds("features through a Proxy")

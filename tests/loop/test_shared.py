@@ -64,6 +64,7 @@ def test_a_restarted_member_goes_on_where_the_others_brought_its_queues(shared: 
         ({"tags": "b || a"}, "filter 'a || b', not '*'"),
         ({"topic": "in,more"}, "topics 'in,more', not 'in'"),
         ({"assignment": "exclusive"}, "assignment 'exclusive', not 'shared'"),
+        ({"parkingLot": "true"}, "parkingLot=true, not false"),
     ],
 )
 def test_a_member_that_disagrees_is_refused_and_the_others_continue(

@@ -23,7 +23,7 @@ from orderedmq.parking.lot import SOURCE_COLUMNS
 from orderedmq.rocketmq.append.broker_port import BrokerPort, send_request
 from orderedmq.rocketmq.broker import RocketMQBroker
 from orderedmq.rocketmq.codec.encode import SendBody
-from orderedmq.rocketmq.group.failed_messages import key_of
+from orderedmq.rocketmq.group.dead_letters import key_of
 from orderedmq.rocketmq.local.probe import ask
 from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.rocketmq.wire import admin_requests, group_requests
@@ -370,6 +370,20 @@ def test_a_java_consumer_and_a_query_share_a_group(usual: World, peers: Peers) -
 
         groups.leave(me)
         first_good(lambda: java.queues, lambda queues: queues == everything, 60)
+    finally:
+        java.stop()
+
+
+@pytest.mark.holds("agreement")
+def test_a_query_is_refused_while_its_group_has_a_concurrent_java_consumer(usual: World, peers: Peers) -> None:
+    java = peers.concurrent_consumer(usual.cluster.address, usual.group, usual.topic, lambda _: True)
+    try:
+        first_good(lambda: java.has(usual.topic), lambda queues: len(queues) == 4)
+        me = usual.broker.groups.join("me")
+        members = usual.broker.groups.heartbeat(usual.group, me, usual.shared())
+        refusal = error_of(lambda: refuse(usual.group, me, members))
+        assert refusal.condition == "ORDEREDMQ_GROUP.DISAGREES"
+        assert "assignment 'shared', not 'concurrent'" in refusal.message
     finally:
         java.stop()
 

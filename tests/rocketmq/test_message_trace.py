@@ -23,7 +23,7 @@ from orderedmq.listening.queue_engine import OrderPerQueue
 from orderedmq.rocketmq.broker import RocketMQBroker
 from orderedmq.rocketmq.codec.encode import SendBody
 from orderedmq.rocketmq.codec.message_trace import Sent, Trace, of_call, of_sent
-from orderedmq.rocketmq.group.failed_messages import key_of
+from orderedmq.rocketmq.group.dead_letters import key_of
 from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.rocketmq.messages.log import RocketMQLog
 from orderedmq.rows.message_trace import Ended, ReturnType, TracedCall, TracedMessage

@@ -29,8 +29,7 @@ from orderedmq.broker import Broker, SinkBatch
 from orderedmq.conditions import RocketMQCondition
 from orderedmq.endpoint import TlsOptions
 from orderedmq.errors import RocketMQError, RocketMQUnavailableError, TopicError
-from orderedmq.model import RETRY_PREFIX, MessageQueue
-from orderedmq.ownership.membership import Subscription
+from orderedmq.model import MessageQueue
 from orderedmq.parking.rules import Parking, Ticket, lot_token, parked_queue, parked_topic
 from orderedmq.pulls import pulls
 from orderedmq.rocketmq.local.probe import ask, find_free_port
@@ -221,24 +220,6 @@ def test_a_message_is_parked_through_a_proxy_where_the_parking_lot_exists(
     assert direct.groups.offsets("parker-there", [queue, lot]) == {queue: 2, lot: 2}
 
 
-@pytest.mark.holds("features through a Proxy")
-def test_a_member_that_reads_retries_makes_the_retry_topic_through_a_proxy_and_sends_messages_back(
-    newest: Cluster, direct: Broker, through: Broker
-) -> None:
-    """Brokers create the topic when they receive a heartbeat, but a Proxy does not forward heartbeats to brokers."""
-    direct.admin.create_topic("retried", 2)
-    queue = direct.log.queues("retried")[0]
-    direct.log.append({queue: rows([b"a"])})
-    me = through.groups.join("me")
-    through.groups.heartbeat("retrier", me, Subscription("shared", queue.topic, "AVG", failures="retryTopic"))
-    retries = until(lambda: _queues(direct, RETRY_PREFIX + "retrier"), "the retry topic exists")
-    assert {retry.broker_name for retry in retries} == {broker.name for broker in newest.brokers}
-    [token] = locked(through, "retrier", me, [queue])
-    until(lambda: _queues(through, RETRY_PREFIX + "retrier"), "the Proxy knows the retry topic")
-    assert through.groups.send_back(token, [(0, 1)], 16) == 1
-    until(lambda: sum(at.max_offset for at in direct.log.bounds(retries).values()) == 1, "the message has come back")
-
-
 def make_topic(cluster: Cluster, broker: Broker, topic: str, queues: int) -> None:
     """Create a topic at each broker, as an administrator does."""
     with Client(cluster.address) as client:
@@ -310,7 +291,7 @@ def test_calls_that_a_proxy_does_not_forward_are_refused_by_name(
     assert (direct.log.topics(), direct.log.queues(refused)) == before
 
 
-@pytest.mark.parametrize("how", [{}, {"assignment": "shared"}, {"parkingLot": "true"}, {"retryTopic": "true"}], ids=str)
+@pytest.mark.parametrize("how", [{}, {"assignment": "shared"}, {"parkingLot": "true"}], ids=str)
 def test_a_topic_pattern_is_refused_by_name_through_a_proxy_before_anything_is_left_there(
     how: dict[str, str], direct: Broker, proxy: ProxyServer, refused: str
 ) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -14,7 +12,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import orderedmq
 from ordered_source.columns import full_schema
-from ordered_source.stream_reader import QueryRun, StreamReader
+from ordered_source.stream_reader import StreamReader
 from ordered_source.topic_watch import TopicWatch
 from orderedmq.broker import Broker
 from orderedmq.conditions import TopicCondition, UnavailableCondition
@@ -73,17 +71,6 @@ def test_a_boundary_that_fails_before_its_commit_makes_it_when_it_is_tried_again
         assert spark.latest_offset(limit) is None
         assert failed
         assert broker.groups.offsets("g", QUEUES) == dict.fromkeys(QUEUES, 1)
-
-
-def test_a_query_whose_retry_topic_does_not_come_leaves_its_group(broker: Broker) -> None:
-    def does_not_come() -> None:
-        assert len(broker.groups.members("g")) == 1
-        raise TopicError(TopicCondition.MISSING, "no retry topic")
-
-    watch: Any = SimpleNamespace(await_retry_topic=does_not_come)
-    with pytest.raises(TopicError, match="no retry topic"):
-        QueryRun(broker, watch, replace(parse(SourceOptions, options(broker), streaming=True), retry_topic=True), "owner")
-    assert broker.groups.members("g") == []
 
 
 def test_a_query_whose_servers_are_away_when_it_joins_its_group_waits_for_them(

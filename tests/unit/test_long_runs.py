@@ -18,8 +18,8 @@ from ordered_source import stream_reader
 from orderedmq.broker import QueueBounds
 from orderedmq.embedded.store import layout
 from orderedmq.model import DEAD_LETTER_PREFIX, MessageQueue
-from orderedmq.rocketmq.group import failed_messages
-from orderedmq.rocketmq.group.failed_messages import DeadLetterTopic
+from orderedmq.rocketmq.group import dead_letters
+from orderedmq.rocketmq.group.dead_letters import DeadLetterTopic
 from tests.stopped_readers import stopped
 from tests.unit.test_parking_plan import Run, produce, ticket
 
@@ -108,7 +108,7 @@ def test_the_driver_forgets_parked_messages_when_they_leave_the_lot(tmp_path: Pa
 
 def test_of_the_letters_of_a_dead_letter_topic_the_last_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker remembers only as many keys as it searches for repeats. Otherwise its memory would grow with each letter."""
-    monkeypatch.setattr(failed_messages, "LOOK_BACK", 64)
+    monkeypatch.setattr(dead_letters, "LOOK_BACK", 64)
     target = MessageQueue(DEAD_LETTER_PREFIX + "g", "broker-a", 0)
     letters: list[str] = []
 

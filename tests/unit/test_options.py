@@ -79,6 +79,7 @@ def configured(text: str) -> dict[str, str]:
 
 
 BAD_SOURCE = [
+    Bad("a retry topic", {**STREAM, "retryTopic": "true"}, "UNSUPPORTED", ("retryTopic", "parkingLot=true")),
     # Names.
     Bad("a misspelt name", {**STREAM, "consumergruop": "b"}, "UNKNOWN", ("consumergruop", "Did you mean consumerGroup?")),
     Bad("a part of a name", {**STREAM, "offsets": "earliest"}, "UNKNOWN", ("Did you mean endingOffsets?",)),
@@ -722,7 +723,6 @@ def test_the_readers_defaults() -> None:
         include_lock_token=False,
         parking_lot=False,
         parking_lot_max_messages=10_000,
-        retry_topic=False,
     )
     assert parsed.endpoint == Endpoint("/data/omq")
     assert (parsed.starting, parsed.ending) == (StartingOffsets("committed"), EndingOffsets("latest"))

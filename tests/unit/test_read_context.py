@@ -36,7 +36,6 @@ ENDPOINTS = st.builds(Endpoint, st.text()) | st.builds(
     ENDPOINTS,
     st.tuples(st.booleans(), st.booleans(), st.booleans()),
     st.none() | st.builds(TaskLot, NUMBERS, NUMBERS, NUMBERS, NUMBERS),
-    st.none() | st.text(),
 )
 def test_a_context_comes_back_from_its_text(
     epoch: int,
@@ -46,9 +45,8 @@ def test_a_context_comes_back_from_its_text(
     endpoint: Endpoint,
     flags: tuple[bool, bool, bool],
     lot: TaskLot | None,
-    stored_in: str | None,
 ) -> None:
-    context = ReadContext(epoch, group, client, identity, endpoint, *flags, lot, stored_in)
+    context = ReadContext(epoch, group, client, identity, endpoint, *flags, lot)
     assert ReadContext.from_text(context.to_text()) == context
 
 

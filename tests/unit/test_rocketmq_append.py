@@ -28,8 +28,8 @@ from orderedmq.rocketmq.append import broker_port
 from orderedmq.rocketmq.append.broker_port import BrokerPort
 from orderedmq.rocketmq.append.once import Appender, AppendWait
 from orderedmq.rocketmq.codec import encode
-from orderedmq.rocketmq.group import failed_messages
-from orderedmq.rocketmq.group.failed_messages import DeadLetterTopic
+from orderedmq.rocketmq.group import dead_letters
+from orderedmq.rocketmq.group.dead_letters import DeadLetterTopic
 from orderedmq.rocketmq.group.parking_lots import ParkingLots
 from orderedmq.rocketmq.messages.sender import Sender
 from orderedmq.rocketmq.net import checks, deadline
@@ -481,7 +481,7 @@ def test_an_identity_that_the_next_attempt_does_not_compute_again_is_noticed(
     user: Callable[[World], tuple[list[str], list[str]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     draw = random.Random(0)
-    monkeypatch.setattr(failed_messages, "key_of", lambda *_: f"{draw.random()}")
+    monkeypatch.setattr(dead_letters, "key_of", lambda *_: f"{draw.random()}")
     monkeypatch.setattr(Parking, "place", property(lambda put: f"{draw.random()}"))
 
     def scenarios() -> None:

@@ -28,7 +28,6 @@ from tests.stored_messages import (
     QUEUE,
     QUEUES,
     STRANGERS,
-    V2,
     Stored,
     inner,
     moved,
@@ -144,7 +143,6 @@ def test_usual_messages_take_the_fast_way() -> None:
         {"topic": b""},
         {"topic": "é".encode()},
         {"topic": b"%RETRY%billing"},
-        {"topic": b"%RETRY%billing", "properties": b"RETRY_TOPIC\x01orders\x02"},
         {"body": b""},
         {"born": 2**63 - 1},
         {"queue_id": -1},
@@ -424,12 +422,3 @@ def test_trap_16_tags_of_one_hash_code_are_not_mixed_up() -> None:
         asked = Wanted(QUEUE, columns, 0, MAX_OFFSET, frozenset([first, "other"]), False)
         assert same(responses(messages, 7), asked)
         assert whole(responses(messages, 7), columns, QUEUE, tags=asked.tags).num_rows == 10
-
-
-def test_trap_19_a_message_that_is_tried_again_has_its_topics_name() -> None:
-    again = [Stored(offset=n, topic=b"%RETRY%billing", properties=text(("RETRY_TOPIC", "orders"))) for n in range(60)]
-    dead = [Stored(offset=n, topic=b"%DLQ%billing", properties=text(("RETRY_TOPIC", "orders"))) for n in range(60)]
-    long = [replace(message, topic=b"%RETRY%" + b"g" * 200, magic=V2) for message in again]
-    for messages, shown in ((again, "orders"), (dead, "%DLQ%billing"), (long, "orders")):
-        assert whole(responses(messages, 9), ("topic",), queue_of(messages[0])).column(0).to_pylist() == [shown] * 60
-    assert same(responses(again, 9), everything()._replace(queue=queue_of(again[0])))

@@ -23,7 +23,7 @@ from orderedmq.ownership.lock import LockToken, Refusal
 from orderedmq.ownership.membership import Member, Subscription
 from orderedmq.parking.rules import lot_token
 from orderedmq.rocketmq.group import lock_rules, membership, running_info
-from orderedmq.rocketmq.group.failed_messages import key_of
+from orderedmq.rocketmq.group.dead_letters import key_of
 from orderedmq.rocketmq.group.groups import RocketMQGroups
 from orderedmq.rocketmq.group.locks import Commits, HeldLock, HeldLocks, by_broker, by_group
 from orderedmq.rocketmq.group.offsets import GroupOffsets
@@ -358,6 +358,24 @@ def test_a_stranger_names_topics_where_ours_have_a_pattern(
     by_circle = replace(stranger, subscription=Subscription("shared", read, "AVG_BY_CIRCLE"))
     assert running_info.with_like_texts(by_circle, mine, topics).subscription.strategy == "AVG_BY_CIRCLE"
     assert running_info.with_like_texts(stranger, None, topics) == stranger
+
+
+@pytest.mark.holds("agreement")
+@pytest.mark.parametrize(
+    ("orderly", "parking_lot", "agrees"), [("true", False, True), ("true", True, False), ("false", False, False)]
+)
+def test_a_java_consumer_agrees_if_it_is_orderly_and_the_query_parks_no_messages(
+    orderly: str, parking_lot: bool, agrees: bool
+) -> None:
+    """A Java consumer reads no parking lots. A concurrent one sends messages back, to a queue of the retry topic that a query may own."""
+    java = (JAVA % b"AllocateMessageQueueAveragely").replace(
+        b'"properties":{', b'"properties":{"PROP_CONSUMEORDERLY":"%s",' % orderly.encode()
+    )
+    info = running_info.decode("10.0.0.1@12#34", java)
+    assert bool(info.held) is (orderly == "true"), "a concurrent consumer reports all its queues as locked"
+    like = Subscription("shared", "orders", "AVG", parking_lot=parking_lot)
+    subscription = running_info.with_like_texts(info.member, like, ["orders"]).subscription
+    assert (like.differences(subscription) == []) is agrees
 
 
 def test_ours_agree_by_the_pattern_while_one_has_not_listed_a_new_topic_yet() -> None:

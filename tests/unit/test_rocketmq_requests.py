@@ -386,7 +386,6 @@ def test_each_request_for_a_queue_names_its_broker_for_a_proxy() -> None:
         message_requests.search_offset(queue, 0),
         group_requests.consumer_offset("g", queue),
         group_requests.update_consumer_offset("g", queue, 0),
-        message_requests.send_back(queue, "g", 0, delay_level=1, max_reconsume_times=16),
     ):
         assert request.ext["bname"] == "broker-a"
     assert message_requests.send(queue, b"x", "", group="g", born=0).ext["n"] == "broker-a"

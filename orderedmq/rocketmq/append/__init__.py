@@ -2,7 +2,7 @@
 
 A broker appends whatever it receives. If its answer is lost, the sender does not know whether the messages are stored. RocketMQ's own
 producers send them again, which stores them twice. Four parts of this package have to avoid that: the producer (`messages.sender`), the
-sink (`sink.queue_writer`), the dead letters (`group.failed_messages`) and the parking lots (`group.parking_lots`). They share one loop
+sink (`sink.queue_writer`), the dead letters (`group.dead_letters`) and the parking lots (`group.parking_lots`). They share one loop
 (`once.Appender`) and one view of a queue at its broker (`broker_port.BrokerPort`). Each of them provides the messages that it wants to
 have in the queue and a way to recognise them (`once.Outgoing`).
 

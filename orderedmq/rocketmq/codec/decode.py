@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from orderedmq.model import MAX_OFFSET, RETRY_PREFIX, MessageQueue
+from orderedmq.model import MAX_OFFSET, MessageQueue
 from orderedmq.rocketmq.codec.decode_properties import columns_of, cut_by_template, find_entries, maps_of, strings
 from orderedmq.rocketmq.codec.gather import (
     Bytes,
@@ -38,7 +38,6 @@ from orderedmq.rocketmq.codec.stored_message import (
     COMPRESSED,
     CRC_BITS,
     KEYS,
-    RETRY_TOPIC,
     SHARDING_KEY,
     TAGS,
     UNIQ_KEY,
@@ -241,8 +240,7 @@ class _Columns:
         """Return the requested columns, and also ``tags`` if messages are selected by tag. None if the exact path must decode them."""
         wanted = self._wanted
         columns = dict.fromkeys((*wanted.columns, "tags") if wanted.tags else wanted.columns)
-        retried = "topic" in columns and wanted.queue.topic.startswith(RETRY_PREFIX)
-        properties = self._properties(columns, retried)
+        properties = self._properties(columns)
         if properties is None:
             return None
         arrays: dict[str, pa.Array] = {}
@@ -253,12 +251,12 @@ class _Columns:
             arrays[name] = column
         return arrays
 
-    def _properties(self, columns: dict[str, Any], retried: bool) -> dict[str, pa.Array] | None:
-        """Return the columns that come from properties, including ``topic`` if ``retried``. None if the exact path must decode them."""
+    def _properties(self, columns: dict[str, Any]) -> dict[str, pa.Array] | None:
+        """Return the columns that come from properties. None if the exact path must decode them."""
         texts = tuple(name for name in columns if name in _PROPERTY_OF)
-        if not texts and not retried and "properties" not in columns:
+        if not texts and "properties" not in columns:
             return {}
-        wanted = (*(_PROPERTY_OF[name] for name in texts), *((RETRY_TOPIC,) if retried else ()))
+        wanted = tuple(_PROPERTY_OF[name] for name in texts)
         entries = None
         values = None if "properties" in columns else self._by_template(wanted)
         if values is None:
@@ -269,8 +267,6 @@ class _Columns:
         arrays: dict[str, pa.Array] = {name: values[_PROPERTY_OF[name]] for name in texts}
         if "message_id" in arrays:
             arrays["message_id"] = self._message_id(arrays["message_id"])
-        if retried:
-            arrays["topic"] = values[RETRY_TOPIC].fill_null(self._wanted.queue.topic)
         if entries is not None and "properties" in columns:
             maps = maps_of(entries, self.malformed)
             if maps is None:

@@ -14,11 +14,10 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from orderedmq.model import LAST_MS, RETRY_PREFIX, MessageQueue
+from orderedmq.model import LAST_MS, MessageQueue
 from orderedmq.rocketmq.codec.stored_message import (
     COMPRESSED,
     KEYS,
-    RETRY_TOPIC,
     SHARDING_KEY,
     TAGS,
     UNIQ_KEY,
@@ -166,9 +165,6 @@ def _row(message: StoredMessage, offset: int, properties: dict[str, str], wanted
         match name:
             case "topic":
                 value = text_of(message.topic)
-                if value.startswith(RETRY_PREFIX):
-                    # A retried message shows its original topic, as in DefaultMQPushConsumerImpl.resetRetryAndNamespace.
-                    value = properties.get(RETRY_TOPIC, value)
             case "broker_name":
                 value = wanted.queue.broker_name
             case "queue_id":

@@ -72,7 +72,6 @@ TAGS: Final = "TAGS"
 KEYS: Final = "KEYS"
 SHARDING_KEY: Final = "__SHARDINGKEY"
 UNIQ_KEY: Final = "UNIQ_KEY"
-RETRY_TOPIC: Final = "RETRY_TOPIC"
 #: Bytes reserved for the properties that a broker may add to a sent message: CLUSTER, MSG_REGION, TRACE_ON and WAIT.
 BROKERS_SHARE: Final = 256
 #: The maximum bytes of the properties of a sent message.

@@ -33,7 +33,7 @@ from orderedmq.ownership.lock import HOLDER_TRUST, LOCK_LIFE, RENEW_INTERVAL, Cl
 from orderedmq.ownership.membership import Member, Subscription
 from orderedmq.parking.rules import Parking, queue_token
 from orderedmq.rocketmq.group import lock_rules
-from orderedmq.rocketmq.group.failed_messages import DeadLetterTopic, RetryTopic
+from orderedmq.rocketmq.group.dead_letters import DeadLetterTopic
 from orderedmq.rocketmq.group.lock_rules import lock_name
 from orderedmq.rocketmq.group.locks import Commits, HeldLock, HeldLocks, by_broker, by_group
 from orderedmq.rocketmq.group.membership import Directory, MemberClient
@@ -67,7 +67,6 @@ class RocketMQGroups:
         self._offsets = GroupOffsets(client)
         self._dead_letters = DeadLetterTopic(client, log, self._offsets)
         self._parking_lots = ParkingLots(client, log, self._offsets)
-        self._retry_topic = RetryTopic(client, log)
         self._directory = Directory(client)
         self._epochs = lock_rules.Epochs()
         self._roster = Roster(self._directory)
@@ -131,8 +130,6 @@ class RocketMQGroups:
         if member_client is not None:
             patience = GROUP_TIMEOUT if member_client.in_group(group) is None else 0.0
             self._roster.send_heartbeat(member_client, group, subscription, room, client.name, Deadline.after(patience))
-            if patience and subscription.failures == "retryTopic":
-                self._offsets.make_retry_topic(group)
         return self._roster.members(group, self.trust, patience)
 
     def cut_off(self, client: ClientIdentity) -> bool:
@@ -464,12 +461,12 @@ class RocketMQGroups:
         return [out[token] for token in offsets]
 
     def dead_letter(self, token: LockToken, letters: pa.RecordBatch, offsets: Sequence[int]) -> int:
-        """See `Groups.dead_letter`. A repeated letter is recognised among the last failed_messages.LOOK_BACK letters."""
+        """See `Groups.dead_letter`. A repeated letter is recognised among the last dead_letters.LOOK_BACK letters."""
         require_lock = self._required(token, f"{len(offsets)} of its messages became dead letters")
         return self._dead_letters.put(token.group, token.queue, letters, offsets, require_lock)
 
     def letters(self, token: LockToken, spans: Sequence[OffsetRange]) -> set[int]:
-        """See `Groups.letters`. Finds letters that can be read now, among the last failed_messages.LOOK_BACK at the queue's broker."""
+        """See `Groups.letters`. Finds letters that can be read now, among the last dead_letters.LOOK_BACK at the queue's broker."""
         return self._dead_letters.known(token.group, token.queue, spans)
 
     def park(self, token: LockToken, parkings: Sequence[Parking]) -> list[bool]:
@@ -480,11 +477,6 @@ class RocketMQGroups:
         """
         require_lock = self._required(token, f"{len(parkings)} of its messages were parked")
         return self._parking_lots.park(token.group, queue_token(token).queue, parkings, require_lock)
-
-    def send_back(self, token: LockToken, messages: Sequence[tuple[int, int]], max_reconsume_times: int) -> int:
-        """See `Groups.send_back`. Raises TopicError NO_SUCH_QUEUE if the queue's broker has no retry queue of the group."""
-        self._required(token, f"{len(messages)} of its messages were sent back")
-        return self._retry_topic.send_back(token.group, token.queue, messages, max_reconsume_times)
 
     def _required(self, token: LockToken, doing: str) -> Callable[[], None]:
         """Check that the token's lock is held, and return a function that checks it again. Both raise LockError LOST if it is not."""

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from orderedmq.conditions import GroupCondition, LockCondition
-from orderedmq.errors import GroupError, LockError, RocketMQError, TopicError, not_an_offset
+from orderedmq.errors import GroupError, LockError, TopicError, not_an_offset
 from orderedmq.model import RETRY_PREFIX, MessageQueue
 from orderedmq.rocketmq.group import lock_rules
 from orderedmq.rocketmq.group.lock_rules import not_created
@@ -207,22 +207,6 @@ class GroupOffsets:
         Raises GroupError NEWER_FORMAT.
         """
         return {queue: lock_rules.freed(fence) for queue, fence in self.known_fences(group, queues).items()}
-
-    def make_retry_topic(self, group: str) -> None:
-        """Create the group's retry topic if brokers are reached through a Proxy. Without a Proxy, members' heartbeats create it.
-
-        A Proxy does not pass on heartbeats. A message makes the broker create the topic, and a pull makes it create the group.
-        """
-        deadline = Deadline.after(GROUP_TIMEOUT)
-        if not self._client.behind_proxy(deadline):
-            return
-        for name, address in self.masters().items():
-            queue = MessageQueue(RETRY_PREFIX + group, name, 0)
-            with contextlib.suppress(RocketMQError, TopicError):
-                self._client.call_address(address, message_requests.send_nowhere(queue, group=group), deadline)
-            with contextlib.suppress(RocketMQError, TopicError):
-                asked = message_requests.pull(message_requests.nowhere(queue), group, 0, 1)
-                self._client.call_address(address, asked, deadline)
 
     def _registers(self, group: str, places: Sequence[MessageQueue], seconds: float = GROUP_TIMEOUT) -> list[int]:
         """Return the numbers in these registers; 0 for a register that was never written."""

@@ -114,12 +114,12 @@ def decode(client_id: str, body: Bytes) -> Info:
         if isinstance(data, dict)
     ]
     shown = _CLASS_NAME.fullmatch(str(properties.get("allocateMessageQueueStrategy", "")))
-    assignment = "broadcasting" if properties.get("messageModel") == "BROADCASTING" else "shared"
-    subscription = subscription_of(topics, _JAVA_STRATEGIES.get(shown[1], shown[1]) if shown else None, assignment)
+    # A concurrent consumer shares no group with a query: it takes no locks, and the messages that it sends back to the group's retry topic
+    # come to any member, but a query does not read them.
     concurrent = properties.get("PROP_CONSUMEORDERLY") == "false"
-    if concurrent:
-        # Messages that a concurrent consumer sends back may reach a queue of any member.
-        subscription = replace(subscription, failures="retryTopic")
+    broadcasting = properties.get("messageModel") == "BROADCASTING"
+    assignment = "broadcasting" if broadcasting else "concurrent" if concurrent else "shared"
+    subscription = subscription_of(topics, _JAVA_STRATEGIES.get(shown[1], shown[1]) if shown else None, assignment)
     member = Member(client_id, client_id, subscription, joined, now(), life=CHANNEL_LIFE)
     # A concurrent consumer holds no locks, but reports all its queues as locked (RebalanceImpl, pq.setLocked).
     return Info(member, () if concurrent else tuple(_java_locks(field(fields, "mqTable", dict, {}))))
@@ -145,17 +145,15 @@ def with_like_texts(member: Member, like: Subscription | None, topics: Iterable[
     """Return ``member``, with the texts of ``like`` in its subscription wherever both subscriptions mean the same.
 
     Only consumers in other languages are changed. Such a consumer reports topic names, but ``like`` may have a pattern, which matches
-    ``topics`` at present. It may report no strategy, and RocketMQ does not compare strategies. If it is orderly, it reports no ``failures``
-    but also reads the retry topic, so it gets the ``failures`` of ``like``, except parking lots, which it never reads. Members of this
-    package are compared by their texts, because one of them may have listed a new topic before another.
+    ``topics`` at present. It may report no strategy, and RocketMQ does not compare strategies. Members of this package are compared by
+    their texts, because one of them may have listed a new topic before another.
     """
     theirs = member.subscription
     if like is None or is_ours(member.client_id) or theirs.assignment != "shared":
         return member
     if theirs.topics == ",".join(sorted(topics)):
         theirs = replace(theirs, topics=like.topics)
-    failures = theirs.failures if like.failures == "parkingLot" else theirs.failures or like.failures
-    return replace(member, subscription=replace(theirs, strategy=theirs.strategy or like.strategy, failures=failures))
+    return replace(member, subscription=replace(theirs, strategy=theirs.strategy or like.strategy))
 
 
 def _ours(client_id: str, own: dict[str, Any]) -> Info:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from orderedmq.conditions import OptionCondition, RocketMQCondition
 from orderedmq.errors import OptionError, OrderedMQError, RocketMQError, RocketMQUnavailableError, TopicError
-from orderedmq.model import RETRY_PREFIX, MessageQueue
+from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.net.behind_proxy import raise_not_through_proxy
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.deadline import REQUEST_TIMEOUT, Deadline
@@ -40,11 +40,10 @@ def require_rights(client: Client, wanted: Sequence[Right]) -> None:
         return
     deadline = Deadline.after(REQUEST_TIMEOUT)
     group = next((right.name for right in wanted if right.kind == "Group"), None)
-    reads_retries = any(right.kind == "Group" and right.action == "Get" for right in wanted)
     for topic in dict.fromkeys(right.name for right in wanted if right.kind == "Topic"):
         actions = {right.action for right in wanted if right.kind == "Topic" and right.name == topic}
         for name, address in _masters(client, topic, deadline).items():
-            for request in _requests(MessageQueue(topic, name, 0), actions, group, reads_retries=reads_retries):
+            for request in _requests(MessageQueue(topic, name, 0), actions, group):
                 _test(client, address, request, deadline)
     permitted.add(tuple(wanted))
 
@@ -58,11 +57,8 @@ def _masters(client: Client, topic: str, deadline: float) -> dict[str, str]:
     return {name: broker.master for name, broker in brokers.items() if broker.master is not None}
 
 
-def _requests(queue: MessageQueue, actions: set[Action], group: str | None, *, reads_retries: bool) -> Iterator[Request[Any]]:
-    """Return requests that need these actions on the queue's topic, and a consumer's rights on the group.
-
-    ``reads_retries``: whether the right to read the group's retry topic is also tested.
-    """
+def _requests(queue: MessageQueue, actions: set[Action], group: str | None) -> Iterator[Request[Any]]:
+    """Return requests that need these actions on the queue's topic, and a consumer's rights on the group."""
     if "Pub" in actions:
         yield message_requests.send_nowhere(queue)
     if group is not None:
@@ -72,8 +68,6 @@ def _requests(queue: MessageQueue, actions: set[Action], group: str | None, *, r
         yield group_requests.lock(group, owner, unused)
         yield group_requests.unlock(group, owner, unused)
         yield group_requests.consumer_list(group)
-        if reads_retries:
-            yield message_requests.max_offset(queue._replace(topic=RETRY_PREFIX + group))
     if "Sub" in actions:
         yield message_requests.query_message(queue.topic, _NO_KEY)
     if "Get" in actions:

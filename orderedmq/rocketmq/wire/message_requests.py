@@ -189,12 +189,9 @@ def nowhere(queue: MessageQueue) -> MessageQueue:
     return queue._replace(queue_id=_NO_QUEUE)
 
 
-def send_nowhere(queue: MessageQueue, *, group: str = PRODUCER_GROUP) -> Request[SendResult]:
-    """Send a message that is not stored, because its queue does not exist.
-
-    The broker checks the account's rights first, and creates a retry topic (AbstractSendMessageProcessor.msgCheck).
-    """
-    return replace(send(nowhere(queue), b"\0", "", group=group, born=0), repeatable=True)
+def send_nowhere(queue: MessageQueue) -> Request[SendResult]:
+    """Send a message that is not stored, because its queue does not exist. The broker checks the account's rights first."""
+    return replace(send(nowhere(queue), b"\0", "", group=PRODUCER_GROUP, born=0), repeatable=True)
 
 
 def refused_type(queue: MessageQueue) -> Request[str | None]:
@@ -237,32 +234,6 @@ def _position(ids: str) -> int | None:
         return int(ids[-16:], 16)
     except ValueError:
         return None
-
-
-def send_back(queue: MessageQueue, group: str, position: int, *, delay_level: int, max_reconsume_times: int) -> Request[None]:
-    """Make the message's broker put a copy into %RETRY%<group> after a delay, or into %DLQ%<group> (36).
-
-    ``position`` is the message's offset in the commit log. ``delay_level`` is 1 to 18; 0 means 3 plus the number of retries, and a
-    number below 0 makes the message a dead letter. A message that was retried ``max_reconsume_times`` times also becomes a dead letter.
-    Raises GroupError MISSING if the broker does not know the group and does not create it. If the group has no retry queues at the
-    broker, the broker reports success but does nothing (AbstractSendMessageProcessor.consumerSendMsgBack).
-    """
-    return Request(
-        RequestCode.CONSUMER_SEND_MSG_BACK,
-        f"message of queue {queue} sent back by group {group}",
-        f"group {group!r}",
-        ignore_answer,
-        {
-            "offset": java_text(position),
-            "group": group,
-            "delayLevel": java_text(delay_level),
-            "originTopic": queue.topic,
-            "unitMode": "false",
-            "maxReconsumeTimes": java_text(max_reconsume_times),
-            BROKER_NAME: queue.broker_name,
-        },
-        repeatable=False,
-    )
 
 
 # --- pulling

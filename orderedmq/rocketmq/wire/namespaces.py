@@ -46,7 +46,6 @@ _SEND_FIELDS: Final = frozenset(("a", "b", "c"))
 _OTHER_FIELDS: Final[Mapping[RequestCode, frozenset[str]]] = {
     RequestCode.SEND_MESSAGE_V2: _SEND_FIELDS,
     RequestCode.SEND_BATCH_MESSAGE: _SEND_FIELDS,
-    RequestCode.CONSUMER_SEND_MSG_BACK: frozenset(("group", "originTopic")),
 }
 #: The maximum length of a group's name in 5.x, in characters (Validators.CHARACTER_MAX_LENGTH).
 _MOST: Final = 120

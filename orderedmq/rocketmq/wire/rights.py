@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Final, Literal, NamedTuple
 
-from orderedmq.model import DEAD_LETTER_PREFIX, RETRY_PREFIX
+from orderedmq.model import DEAD_LETTER_PREFIX
 from orderedmq.parking.rules import parked_topic
 from orderedmq.rocketmq.wire.codes import RequestCode
 
@@ -40,7 +40,6 @@ _ACTIONS: Final[Mapping[RequestCode, Mapping[Kind, Action]]] = {
     RequestCode.QUERY_MESSAGE: {"Topic": "Sub"},
     RequestCode.HEART_BEAT: {"Topic": "Sub", "Group": "Sub"},
     RequestCode.UNREGISTER_CLIENT: {"Group": "Sub"},
-    RequestCode.CONSUMER_SEND_MSG_BACK: {"Group": "Sub"},
     RequestCode.GET_CONSUMER_LIST_BY_GROUP: {"Group": "Sub"},
     RequestCode.QUERY_CONSUMER_OFFSET: {"Topic": "Sub", "Group": "Sub"},
     RequestCode.UPDATE_CONSUMER_OFFSET: {"Topic": "Sub", "Group": "Sub"},
@@ -145,14 +144,11 @@ def of_sink(topic: str, group: str) -> list[Right]:
 
 
 def of_source(topics: Sequence[str], group: str | None) -> list[Right]:
-    """Return the rights that a query needs to read topics as a group, or as TOOLS_CONSUMER if ``group`` is None.
-
-    A right on a group's retry topic is a right on the group (DefaultAuthorizationContextBuilder, NamespaceUtil.isRetryTopic).
-    """
-    own = [topic for topic in topics if not topic.startswith(RETRY_PREFIX)]
-    rights = [Right("Topic", topic, action) for topic in own for action in _READ]
-    actions: Sequence[Action] = _READ if len(own) < len(topics) else ("Sub",)
-    return [*rights, *(Right("Group", group or TOOLS_GROUP, action) for action in actions)]
+    """Return the rights that a query needs to read topics as a group, or as TOOLS_CONSUMER if ``group`` is None."""
+    return [
+        *(Right("Topic", topic, action) for topic in topics for action in _READ),
+        Right("Group", group or TOOLS_GROUP, "Sub"),
+    ]
 
 
 def of_dead_letters(group: str) -> list[Right]:

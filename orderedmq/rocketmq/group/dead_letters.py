@@ -1,4 +1,4 @@
-"""Messages that a listener did not process: in %DLQ%<group>, the dead letters, and in %RETRY%<group>, copies of messages to retry.
+"""Dead letters: messages that a listener gave up, in the topic %DLQ%<group>.
 
 When a message that was retried too often is sent to %RETRY%<group>, the broker creates the dead letter topic and stores the message there
 (AbstractSendMessageProcessor.handleRetryAndDLQ). A Java orderly consumer uses this when it gives a message up. Here, the first letter is
@@ -8,10 +8,6 @@ like the first one if the account may not write to the topic. A letter is stored
 `orderedmq.rocketmq.append` stores each letter once. A letter is identified by its UNIQ_KEY, a hash of (group, queue, offset) and of the
 epoch of the queue's last reset, so that letters from before it do not count. The key is searched among the last LOOK_BACK
 letters. Two clients that add letters of one queue at the same time can miss each other's letters. The queue's lock should prevent that.
-
-A broker creates the retry topic with the group's first heartbeat. The copy of a message that is sent back is first stored in the broker's
-delay topic, in which clients cannot search. So a message may be sent back twice if the broker's answer was lost or the message's batch runs
-again. This also happens with Java's consumers. Each copy counts its retries separately.
 """
 
 from __future__ import annotations
@@ -27,8 +23,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from orderedmq.broker import PullSettings
-from orderedmq.conditions import RocketMQCondition, TopicCondition
-from orderedmq.errors import GroupError, OrderedMQError, RocketMQError, TopicError, aged_out, beyond_end
+from orderedmq.conditions import RocketMQCondition
+from orderedmq.errors import GroupError, OrderedMQError, RocketMQError
 from orderedmq.model import (
     DEAD_LETTER_PREFIX,
     MAX_PROPERTIES_BYTES,
@@ -42,11 +38,10 @@ from orderedmq.rocketmq.append.once import Appender
 from orderedmq.rocketmq.codec.encode import Packing, SendBody, encode, property_columns
 from orderedmq.rocketmq.group.offsets import GROUP_TIMEOUT, GroupOffsets
 from orderedmq.rocketmq.messages.log import RocketMQLog
-from orderedmq.rocketmq.messages.topic_anchor import BEYOND, position_of
 from orderedmq.rocketmq.net import checks
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.deadline import Deadline
-from orderedmq.rocketmq.wire import message_requests, rights
+from orderedmq.rocketmq.wire import rights
 from orderedmq.rocketmq.wire.message_requests import SendResult
 from orderedmq.rocketmq.wire.request import Request
 from orderedmq.rows.dead_letters import ORIGIN_OFFSET, REAL_QUEUE, REAL_TOPIC, dead_letter_id
@@ -58,8 +53,6 @@ LOOK_BACK: Final = 32 * 1024
 _ORIGIN: Final = ("REAL_TOPIC", "REAL_QID", "ORIGIN_MESSAGE_ID", "RECONSUME_TIME")
 _PIECE: Final = 4096
 _TIMING: Final = Timing(patience=GROUP_TIMEOUT)
-#: Seconds for sending one message back.
-_SEND_BACK_TIMEOUT: Final = 25.0
 
 
 def key_of(group: str, queue: MessageQueue, offset: int, reset: int = 0) -> str:
@@ -269,49 +262,3 @@ def _origin(letters: pa.RecordBatch, topic: str) -> dict[str, pa.Array]:
     found["DLQ_ORIGIN_MESSAGE_ID"] = found["ORIGIN_MESSAGE_ID"]
     assert set(found) <= RESERVED_PROPERTIES
     return found
-
-
-class RetryTopic:
-    """Sends messages back. Thread-safe."""
-
-    def __init__(self, client: Client, log: RocketMQLog) -> None:
-        self._client = client
-        self._log = log
-
-    def send_back(self, group: str, queue: MessageQueue, messages: Sequence[tuple[int, int]], max_reconsume_times: int) -> int:
-        """See `Groups.send_back`."""
-        if not messages:
-            return 0
-        self._require(group, queue)
-        for number, (offset, delay_level) in enumerate(messages):
-            try:
-                self._send_back(group, queue, offset, delay_level, max_reconsume_times)
-            except OrderedMQError:
-                # The next call begins with this message and raises the error.
-                if not number:
-                    raise
-                return number
-        return len(messages)
-
-    def _require(self, group: str, queue: MessageQueue) -> None:
-        """Check that the queue's broker has a retry queue, because a broker without one drops the messages without an error."""
-        topic = RETRY_PREFIX + group
-        if not self._log.bounds([MessageQueue(topic, queue.broker_name, 0)]):
-            raise TopicError(
-                TopicCondition.NO_SUCH_QUEUE,
-                f"broker {queue.broker_name!r} has no queue of {topic!r}, so it would drop messages that are sent back. Give the group a "
-                f"retry queue there (mqadmin updateSubGroup -g {group} -q 1)",
-            )
-
-    def _send_back(self, group: str, queue: MessageQueue, offset: int, delay_level: int, max_reconsume_times: int) -> None:
-        position = position_of(self._client, group, queue, offset)
-        if position is None or position == BEYOND:
-            bounds = self._log.bounds_of(queue)
-            if position is None:
-                # The broker may not have corrected the queue's minimum yet.
-                raise aged_out(queue, offset, max(bounds.min_offset, offset + 1))
-            raise beyond_end(queue, bounds.max_offset, f"message {offset} was to be sent back", self._log.tail_loss)
-        request = message_requests.send_back(
-            queue, group, position, delay_level=delay_level, max_reconsume_times=max_reconsume_times
-        )
-        self._client.call(request, Deadline.after(_SEND_BACK_TIMEOUT), topic=queue.topic, broker_name=queue.broker_name)
