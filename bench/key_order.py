@@ -24,7 +24,7 @@ from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus, OrderPer
 from orderedmq.broker import Broker
 from orderedmq.model import MessageQueue
 from orderedmq.ownership.lock import LockToken
-from orderedmq.parking.rules import Parking, Ticket
+from orderedmq.parking import Parking, Ticket
 
 QUEUES: Final = 4
 #: Cores of the bench's Spark.

@@ -42,7 +42,7 @@ from dataclasses import replace
 from orderedmq.rows.dead_letters import dead_letter_properties
 from orderedmq.ownership.lock import LockToken
 from orderedmq.ownership.membership import Subscription
-from orderedmq.parking.rules import Parking, Ticket
+from orderedmq.parking import Parking, Ticket
 from orderedmq.schema import PRODUCER_SCHEMA
 path, name, first, last, speed, alone = *sys.argv[1:3], *map(int, sys.argv[3:])
 with orderedmq.connect(path) as broker:

@@ -59,7 +59,7 @@ COLUMN_TYPES: Final[dict[str, DataType]] = {
 
 
 class LotPlace(NamedTuple):
-    """A parked message's position in the parking lot, and the contents of its ticket (`parking.rules.Ticket`).
+    """A parked message's position in the parking lot, and the contents of its ticket (`parking.Ticket`).
 
     ``place``: the message's offset in the parking lot. ``attempts``: failed calls of the listener. ``parkings``: how often the message was
     parked after a failure. ``due``: a time in ms since 1970, or AT_ONCE, HELD or DROPPED.

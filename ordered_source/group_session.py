@@ -25,7 +25,7 @@ from orderedmq.ownership.lock import RENEW_INTERVAL, UNLOCK_DELAY, ClientIdentit
 from orderedmq.ownership.membership import Member, Subscription
 from orderedmq.ownership.offsets import Checkpoint, OffsetMap, offsets_to_json, ranges
 from orderedmq.ownership.owner import Commit, Lock, Owner, Policy, Unlock
-from orderedmq.parking.rules import lot_token
+from orderedmq.parking import lot_token
 from orderedmq.rows.filters import ALL
 
 log = logging.getLogger("orderedmq")

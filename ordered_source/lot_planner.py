@@ -22,8 +22,7 @@ from orderedmq.options.source import SourceOptions
 from orderedmq.ownership.offsets import Checkpoint, OffsetMap
 from orderedmq.ownership.owned_queue import Owned
 from orderedmq.ownership.owner import Owner
-from orderedmq.parking.lot import Lot
-from orderedmq.parking.rules import change_with_parked, has_parked, parked_queue
+from orderedmq.parking import Lot, change_with_parked, has_parked, parked_queue
 
 log = logging.getLogger("orderedmq")
 

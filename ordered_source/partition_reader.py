@@ -24,7 +24,7 @@ from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.options.source import SourceOptions
 from orderedmq.ownership.lock import LockToken
 from orderedmq.ownership.micro_batch import run_of
-from orderedmq.parking.lot import RESTORE_COLUMNS, Lot, restore
+from orderedmq.parking import RESTORE_COLUMNS, Lot, restore
 from orderedmq.pulls import pulls
 from orderedmq.rows.filters import Filter
 
@@ -43,7 +43,7 @@ class LotSpan:
     """The range [``begin``, ``end``) of a parking lot that a task reads before its range of the queue.
 
     The range is empty if the batch does not read the lot; ``begin`` is then the group's offset in the lot. ``token`` is the token of the
-    lot (`parking.rules.lot_token`).
+    lot (`parking.lot_token`).
     """
 
     queue: MessageQueue

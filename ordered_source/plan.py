@@ -16,7 +16,7 @@ from orderedmq.model import RESERVED_PREFIXES, MessageQueue
 from orderedmq.options.parse import parse
 from orderedmq.options.source import EndingOffsets, SourceOptions, StartingOffsets
 from orderedmq.options.values import EARLIEST, LATEST
-from orderedmq.parking.rules import parked_topic
+from orderedmq.parking import parked_topic
 from orderedmq.spark_support import concise
 
 log = logging.getLogger("orderedmq")

@@ -16,7 +16,7 @@ from orderedmq.errors import queue_deleted
 from orderedmq.model import MessageQueue, is_parked
 from orderedmq.options.source import SourceOptions
 from orderedmq.ownership.offsets import Checkpoint, ranges
-from orderedmq.parking.rules import leader_of, lot_deleted
+from orderedmq.parking import leader_of, lot_deleted
 
 log = logging.getLogger("orderedmq")
 

@@ -39,7 +39,7 @@ from orderedmq.model import MessageQueue, OffsetRange, is_parked
 from orderedmq.options.parse import parse
 from orderedmq.options.source import SourceOptions
 from orderedmq.ownership.offsets import Checkpoint, offsets_to_json
-from orderedmq.parking.rules import lot_token
+from orderedmq.parking import lot_token
 from orderedmq.spark_support import concise_calls
 
 P = ParamSpec("P")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from orderedmq.endpoint import Credentials, CredentialsFile, TlsOptions
     from orderedmq.java import prepare_spark
     from orderedmq.model import MessageQueue
-    from orderedmq.parking.rules import Command
+    from orderedmq.parking import Command
     from orderedmq.startup.tuning import tuned
     from orderedmq.tools.dead_letters import LetterFilter
     from orderedmq.tools.producer import Producer
@@ -54,7 +54,7 @@ __all__ = [
 _HOMES = {
     "connect": "orderedmq.connections",
     "MessageQueue": "orderedmq.model",
-    "Command": "orderedmq.parking.rules",
+    "Command": "orderedmq.parking",
     "Producer": "orderedmq.tools.producer",
     "prepare_spark": "orderedmq.java",
     "snapshot": "orderedmq.embedded.snapshot",

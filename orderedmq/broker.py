@@ -2,7 +2,7 @@
 
 Rules: source and sink use only this interface, and never branch on the kind of broker (``Capabilities`` says how brokers differ
 by nature). Every change of a group's state carries the lock token under which it is made. A token of a parking lot is valid while
-the lock of the lot's queue has the same epoch (`parking.rules.queue_token`). tests/contract checks each broker.
+the lock of the lot's queue has the same epoch (`parking.queue_token`). tests/contract checks each broker.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from orderedmq.ownership.membership import Member, Subscription
-    from orderedmq.parking.rules import AtSeek, Command, Parking
+    from orderedmq.parking import AtSeek, Command, Parking
     from orderedmq.rows.filters import Filter
 
 #: Maximum messages of a queue that are pulled but not yet handed over. Java's ``pullThresholdForQueue`` is 1,000, but a task that reads a
@@ -375,7 +375,7 @@ class Groups(Protocol):
         """
 
     def park(self, token: LockToken, parkings: Sequence[Parking]) -> list[bool]:
-        """Park messages of the token's queue, or of its parking lot, in the lot, which is created if it is missing (`parking.rules`).
+        """Park messages of the token's queue, or of its parking lot, in the lot, which is created if it is missing (`parking`).
 
         The messages are copied from the places in ``parkings``, in this order, all or none. A message is not copied if it was already
         parked from the same place, or if it is below the group's offset of its queue and so was already settled. Return for each

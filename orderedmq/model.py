@@ -40,7 +40,7 @@ RESERVED_PREFIXES: Final = (RETRY_PREFIX, DEAD_LETTER_PREFIX, PARKED_PREFIX)
 #: The property with which a sink marks its messages over RocketMQ, where they are visible before the batch is committed. Its name is
 #: short because every message has it.
 SINK_STAMP: Final = "OMQ"
-#: Properties of a message in a parking lot (`parking.rules.Ticket`, `parking.rules.Command`).
+#: Properties of a message in a parking lot (`parking.Ticket`, `parking.Command`).
 PARKED_OFFSET: Final = "OMQ_PARKED_OFFSET"
 PARKED_ATTEMPTS: Final = "OMQ_PARKED_ATTEMPTS"
 PARKED_COUNT: Final = "OMQ_PARKED_COUNT"

@@ -10,7 +10,7 @@ import pyarrow as pa
 from orderedmq.broker import Log
 from orderedmq.errors import beyond_end
 from orderedmq.model import MessageQueue
-from orderedmq.parking.lot import LOT_COLUMNS, Lot
+from orderedmq.parking import LOT_COLUMNS, Lot
 
 #: Offsets that are less than this apart are read by one pull, because a RocketMQ broker returns 32 messages at a time anyway.
 _NEAR: Final = 32

@@ -36,7 +36,7 @@ from orderedmq.model import SINK_STAMP, MessageQueue
 from orderedmq.options.parse import OPTIONS
 from orderedmq.ownership.lock import Instant, LockToken
 from orderedmq.ownership.membership import Member, Subscription
-from orderedmq.parking.rules import Command, Parking, Ticket, parked_queue, parked_topic
+from orderedmq.parking import Command, Parking, Ticket, parked_queue, parked_topic
 from orderedmq.rocketmq.group import lock_rules, running_info
 from orderedmq.rocketmq.group.dead_letters import key_of
 from orderedmq.rocketmq.sink import commit_history

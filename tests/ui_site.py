@@ -21,7 +21,7 @@ from orderedmq.broker import Broker
 from orderedmq.model import MessageQueue
 from orderedmq.ownership.lock import ClientIdentity, LockToken
 from orderedmq.ownership.membership import Subscription
-from orderedmq.parking.rules import Parking, Ticket
+from orderedmq.parking import Parking, Ticket
 from orderedmq.rows.dead_letters import REPLAYS, dead_letter_properties
 from orderedmq.schema import PRODUCER_SCHEMA
 from orderedmq.ui.app import make_app

@@ -12,7 +12,7 @@ from orderedmq.broker import Broker, PullSettings
 from orderedmq.listening.engine import NO_BOUND, LotView, Message, Outcome
 from orderedmq.model import MAX_OFFSET, MessageQueue, OffsetRange
 from orderedmq.ownership.lock import LockToken
-from orderedmq.parking.lot import Lot
+from orderedmq.parking import Lot
 
 #: The parking lots that this process has read: (broker, group, queue) → (epoch of the lock under which it was read, lot).
 _LOTS: Final[dict[tuple[str, str, MessageQueue], tuple[int, Lot]]] = {}

@@ -50,7 +50,7 @@ from orderedmq.listening.engine import (
 )
 from orderedmq.listening.listener import Answer, Caller, ConsumeMessageHook, check_hooks, is_async
 from orderedmq.model import MAX_OFFSET, MessageQueue, OffsetRange
-from orderedmq.parking.rules import AT_ONCE, DELAY_LEVELS, DROPPED, HELD, Parking, Ticket, delay, lot_token
+from orderedmq.parking import AT_ONCE, DELAY_LEVELS, DROPPED, HELD, Parking, Ticket, delay, lot_token
 from orderedmq.schema import TIMESTAMP_TYPE
 
 log = logging.getLogger("orderedmq")

@@ -15,7 +15,7 @@ from orderedmq.cli.shell import Column, Shell, command, commands
 from orderedmq.errors import GroupError
 from orderedmq.model import check_group, check_topic
 from orderedmq.ownership.offsets import offsets_to_json
-from orderedmq.parking.lot import Lot
+from orderedmq.parking import Lot
 from orderedmq.tools import seek as tools
 from orderedmq.tools.group_state import GroupQueue, group_queues, own_offsets, owners_of, short_names
 from orderedmq.tools.parked import LotReader, due_in

@@ -15,7 +15,7 @@ from orderedmq.cli.queue_names import queue_fields, stored_key
 from orderedmq.cli.shell import Column, Full, Shell, command, commands
 from orderedmq.cli.topics import Yes
 from orderedmq.model import MessageQueue, check_group
-from orderedmq.parking.rules import CommandAction
+from orderedmq.parking import CommandAction
 from orderedmq.tools.parked import ParkedKey, chosen, give, owned, parked_keys
 from orderedmq.tools.readable import duration, moment, number
 

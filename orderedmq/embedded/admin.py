@@ -38,7 +38,7 @@ from orderedmq.model import (
 )
 from orderedmq.ownership import lock as rules
 from orderedmq.ownership.membership import present
-from orderedmq.parking.rules import (
+from orderedmq.parking import (
     AtSeek,
     Command,
     delete_with_parked,

@@ -30,7 +30,7 @@ from orderedmq.embedded.store.segments import FOLDER, Segments, parse_name
 from orderedmq.embedded.store.transaction import WRITTEN
 from orderedmq.errors import StoreError
 from orderedmq.model import DEAD_LETTER_PREFIX, MessageQueue
-from orderedmq.parking.rules import leader_of, lot_name, origin
+from orderedmq.parking import leader_of, lot_name, origin
 
 
 class Place(NamedTuple):

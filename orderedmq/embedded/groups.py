@@ -18,7 +18,7 @@ from orderedmq.model import MessageQueue, OffsetRange, check_group
 from orderedmq.ownership import lock as rules
 from orderedmq.ownership.lock import LOCK_LIFE, ClientIdentity, LockToken, QueueLock, Refusal
 from orderedmq.ownership.membership import Member, Subscription, present
-from orderedmq.parking.rules import Parking, leader_of, parked_queue, queue_token
+from orderedmq.parking import Parking, leader_of, parked_queue, queue_token
 
 
 def lock_at(txn: Transaction, group: str, queue: MessageQueue) -> QueueLock | None:

@@ -1,4 +1,4 @@
-"""Parking lots in the store: parks messages, forgets settled ones, and counts parked ones (rules: parking/rules.py).
+"""Parking lots in the store: parks messages, forgets settled ones, and counts parked ones (rules: parking).
 
 The database ``parked`` records the place from which each parked message was copied, so that a message is copied only once. A record is
 deleted when the group's offset passes that place. When the group's offset in a lot moves, only messages below the former offset are
@@ -19,8 +19,7 @@ from orderedmq.embedded.log import append_rows, rows_at, rows_between
 from orderedmq.embedded.store import layout
 from orderedmq.embedded.store.transaction import Transaction
 from orderedmq.model import PARKED_PREFIX, MessageQueue
-from orderedmq.parking.lot import LOT_COLUMNS, SOURCE_COLUMNS, Lot, command_rows, to_park
-from orderedmq.parking.rules import Command, Parking, origin, parked_queue
+from orderedmq.parking import LOT_COLUMNS, SOURCE_COLUMNS, Command, Lot, Parking, command_rows, origin, parked_queue, to_park
 from orderedmq.schema import concat_batches
 
 

@@ -22,7 +22,7 @@ from typing import ClassVar, Final
 from orderedmq.listening.engine import NO_LOT, Batch, Engine, LotView, Message, Outcome, Settings, in_company, outcomes
 from orderedmq.listening.listener import Answer, ConsumeConcurrentlyContext, ConsumeConcurrentlyStatus, check_bounds
 from orderedmq.model import MessageQueue
-from orderedmq.parking.rules import DELAY_LEVELS, FIRST_LEVEL
+from orderedmq.parking import DELAY_LEVELS, FIRST_LEVEL
 from orderedmq.rows.dead_letters import MAX_ERROR_BYTES, clip
 
 #: Seconds after which a message that could not be parked goes to the listener again (Java: submitConsumeRequestLater).

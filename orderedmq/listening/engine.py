@@ -80,7 +80,7 @@ class Message:
         self._held = False
         #: Whether the message is parked because it failed, so that its delay begins now. Other messages keep their due times.
         self._again = False
-        #: The level of that delay in `parking.rules.DELAY_LEVELS`, from 1. With level 0, the delay depends on how often the message was
+        #: The level of that delay in `parking.DELAY_LEVELS`, from 1. With level 0, the delay depends on how often the message was
         #: parked.
         self._level = 0
 
@@ -235,7 +235,7 @@ class LotView(NamedTuple):
     ``capacity``: the maximum number of messages in the lot. ``planned``: the parked messages that belong to this micro-batch. The other
     fields describe all other parked messages by their offsets in the queue. ``parked_offsets``: these offsets. ``parked_before``: for
     each key, the offsets of messages that were parked before this range. ``attempted``: for each key, the offsets of messages that an
-    earlier run of this range parked. The keys are made by `parking.lot.lane_key`.
+    earlier run of this range parked. The keys are made by `parking.lane_key`.
     """
 
     capacity: int = NO_BOUND

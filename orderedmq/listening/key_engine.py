@@ -55,7 +55,7 @@ from orderedmq.listening.listener import (
     suspend_seconds,
 )
 from orderedmq.model import MessageQueue
-from orderedmq.parking.lot import lane_key
+from orderedmq.parking import lane_key
 from orderedmq.rows.dead_letters import MAX_ERROR_BYTES, clip
 
 OnExhausted = Literal["dead_letter", "hold"]

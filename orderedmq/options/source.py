@@ -40,7 +40,7 @@ from orderedmq.options.values import (
     shown,
 )
 from orderedmq.ownership.allocate import INNER_STRATEGIES, STRATEGIES, Allocation
-from orderedmq.parking.rules import origin, read_as_a_stream
+from orderedmq.parking import origin, read_as_a_stream
 from orderedmq.rows.dead_letters import dead_letter_topic
 from orderedmq.rows.filters import ALL, Filter
 

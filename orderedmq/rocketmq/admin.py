@@ -41,10 +41,10 @@ from orderedmq.model import (
     missing_topic,
 )
 from orderedmq.ownership.lock import LOCK_LIFE
-from orderedmq.parking.lot import command_rows
-from orderedmq.parking.rules import (
+from orderedmq.parking import (
     AtSeek,
     Command,
+    command_rows,
     delete_with_parked,
     is_parking_lot,
     leader_of,

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 from orderedmq.broker import Broker, LockInfo
 from orderedmq.model import MessageQueue
-from orderedmq.parking.rules import leader_of
+from orderedmq.parking import leader_of
 
 K = TypeVar("K", bound=Hashable)
 

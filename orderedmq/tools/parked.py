@@ -1,6 +1,6 @@
 """The parked messages of a group: finds its parking lots, lists their content, and gives commands (retry, hold, drop) to their owners.
 
-Rules: `parking.rules`. A lot is read from the group's offset in the lot to the lot's end, as the queue's owner reads it. The command
+Rules: `parking`. A lot is read from the group's offset in the lot to the lot's end, as the queue's owner reads it. The command
 never moves or deletes a parked message: it appends commands to the lot, which the queue's owner carries out.
 """
 
@@ -16,8 +16,20 @@ from orderedmq.broker import Broker, PullSettings
 from orderedmq.conditions import GroupCondition, OptionCondition, TopicCondition
 from orderedmq.errors import DataLossError, GroupError, OptionError, TopicError
 from orderedmq.model import PARKED_COMMAND, MessageQueue
-from orderedmq.parking.lot import LOT_COLUMNS, Lot, lane_key
-from orderedmq.parking.rules import AT_ONCE, DROPPED, HELD, Command, CommandAction, Ticket, leader_of, origin, parked_queue
+from orderedmq.parking import (
+    AT_ONCE,
+    DROPPED,
+    HELD,
+    LOT_COLUMNS,
+    Command,
+    CommandAction,
+    Lot,
+    Ticket,
+    lane_key,
+    leader_of,
+    origin,
+    parked_queue,
+)
 
 State = Literal["waiting", "held", "dropped"]
 

@@ -15,7 +15,7 @@ from orderedmq.conditions import OffsetCondition, OptionCondition
 from orderedmq.errors import GroupError, OffsetError, OptionError, no_such_offset, no_such_queue
 from orderedmq.model import LAST_MS, MessageQueue, check_group
 from orderedmq.options.values import EARLIEST, LATEST, OFFSETS_EXAMPLE, invalid, parse_offsets_json, parse_timestamp, shown
-from orderedmq.parking.rules import AtSeek, copy_with_parked, is_parking_lot, leader_of, origin, seek_with_parked
+from orderedmq.parking import AtSeek, copy_with_parked, is_parking_lot, leader_of, origin, seek_with_parked
 from orderedmq.tools.group_state import own_offsets
 from orderedmq.tools.parked import LotReader
 

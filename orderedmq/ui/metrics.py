@@ -31,7 +31,7 @@ from starlette.types import ASGIApp
 from orderedmq.broker import Broker
 from orderedmq.errors import OrderedMQError
 from orderedmq.model import MessageQueue
-from orderedmq.parking.rules import HELD
+from orderedmq.parking import HELD
 from orderedmq.ui.guard import METRICS_PATH, Guard, Rules
 from orderedmq.ui.shared_look import SharedLook
 from orderedmq.ui.watches import BrokerNow, GroupNow, Watches

@@ -22,7 +22,7 @@ from orderedmq.errors import OptionError
 from orderedmq.model import MessageQueue, check_group
 from orderedmq.options.values import parse_timestamp, shown, whole_number
 from orderedmq.ownership.offsets import offsets_to_json
-from orderedmq.parking.rules import AtSeek, CommandAction
+from orderedmq.parking import AtSeek, CommandAction
 from orderedmq.routing.selector import Keying
 from orderedmq.tools import dead_letters
 from orderedmq.tools.dead_letters import MAX_REPLAYS, DeadLetter, LetterFilter

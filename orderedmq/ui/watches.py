@@ -14,7 +14,7 @@ from orderedmq.broker import Broker, MemberInfo, PullSettings, QueueInfo, TopicI
 from orderedmq.conditions import GroupCondition
 from orderedmq.errors import DataLossError, GroupError, OrderedMQError, RocketMQError, TopicError
 from orderedmq.model import MessageQueue, check_group
-from orderedmq.parking.lot import Lot
+from orderedmq.parking import Lot
 from orderedmq.tools import dead_letters
 from orderedmq.tools.dead_letters import REPLAY_GROUP, LetterCount
 from orderedmq.tools.group_state import GroupQueue, Rates, group_queues

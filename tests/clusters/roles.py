@@ -20,7 +20,7 @@ from orderedmq.cli import app
 from orderedmq.endpoint import Credentials, Endpoint
 from orderedmq.ownership.lock import LockToken
 from orderedmq.ownership.membership import Subscription
-from orderedmq.parking.rules import AT_ONCE, HELD, Parking, Ticket, lot_token, parked_topic
+from orderedmq.parking import AT_ONCE, HELD, Parking, Ticket, lot_token, parked_topic
 from orderedmq.rocketmq.broker import RocketMQBroker
 from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.schema import concat_batches

@@ -11,8 +11,19 @@ from orderedmq.broker import Broker, SinkBatch
 from orderedmq.model import MAX_NAME_LENGTH, MessageQueue
 from orderedmq.ownership.lock import LockToken
 from orderedmq.ownership.micro_batch import SourceRun
-from orderedmq.parking.lot import LOT_COLUMNS, RESTORE_COLUMNS, Lot, restore
-from orderedmq.parking.rules import AT_ONCE, HELD, Command, Parking, Ticket, lot_token, parked_queue
+from orderedmq.parking import (
+    AT_ONCE,
+    HELD,
+    LOT_COLUMNS,
+    RESTORE_COLUMNS,
+    Command,
+    Lot,
+    Parking,
+    Ticket,
+    lot_token,
+    parked_queue,
+    restore,
+)
 from orderedmq.schema import MESSAGE_SCHEMA
 from orderedmq.tools.parked import LotReader
 from tests.contract.support import (

@@ -17,8 +17,7 @@ from orderedmq import pulls
 from orderedmq.broker import Broker
 from orderedmq.model import DEAD_LETTER_PREFIX, MessageQueue
 from orderedmq.ownership.micro_batch import run_of
-from orderedmq.parking.lot import Lot
-from orderedmq.parking.rules import parked_queue
+from orderedmq.parking import Lot, parked_queue
 from orderedmq.rows.dead_letters import ORIGIN_BROKER, ORIGIN_OFFSET, REAL_QUEUE, REAL_TOPIC
 from tests import event_log
 

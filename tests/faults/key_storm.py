@@ -22,7 +22,7 @@ import pytest
 from orderedmq.broker import Broker
 from orderedmq.errors import TopicError
 from orderedmq.model import MessageQueue
-from orderedmq.parking.rules import Command
+from orderedmq.parking import Command
 from tests.faults.drivers import WORKER, Driver, send
 from tests.faults.key_listener import CALLS, MOODY, POISON, at_work, judge, read_lot
 

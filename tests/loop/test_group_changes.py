@@ -9,7 +9,7 @@ import pytest
 
 from orderedmq.errors import GroupError, LockError
 from orderedmq.model import MessageQueue
-from orderedmq.parking.rules import Parking, Ticket, lot_token
+from orderedmq.parking import Parking, Ticket, lot_token
 from tests.contract.support import locked
 from tests.loop.conftest import LoopRig
 from tests.micro_batches import Point

@@ -31,7 +31,7 @@ from orderedmq.errors import OrderedMQError, StoreError
 from orderedmq.model import MessageQueue
 from orderedmq.ownership.lock import Instant
 from orderedmq.ownership.membership import Subscription
-from orderedmq.parking.rules import Parking, Ticket
+from orderedmq.parking import Parking, Ticket
 from tests.contract.support import locked, queues_of, rows
 from tests.power.recorder import MARKS
 

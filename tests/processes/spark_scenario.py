@@ -30,7 +30,7 @@ import orderedmq
 from ordered_sink import route
 from ordered_source import ConsumeOrderlyStatus, OrderPerKey, consume_orderly, stop_at_boundary
 from orderedmq.errors import StoreError, TopicError
-from orderedmq.parking.rules import Command
+from orderedmq.parking import Command
 
 KEYS, QUEUES = 40, 4
 #: Seconds that a condition may take on a busy machine.

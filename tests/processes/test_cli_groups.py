@@ -28,7 +28,7 @@ from orderedmq.errors import OptionError
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue
 from orderedmq.ownership.lock import ClientIdentity, LockToken
 from orderedmq.ownership.membership import Subscription
-from orderedmq.parking.rules import Parking, Ticket, lot_token, parked_queue
+from orderedmq.parking import Parking, Ticket, lot_token, parked_queue
 from orderedmq.rows.dead_letters import dead_letter_properties
 from orderedmq.schema import PRODUCER_SCHEMA
 from orderedmq.tools.dead_letters import NOTED, REPLAY_GROUP

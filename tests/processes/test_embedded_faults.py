@@ -26,7 +26,7 @@ from orderedmq.errors import DataLossError, StoreFullError
 from orderedmq.model import MessageQueue
 from orderedmq.ownership.lock import LockToken
 from orderedmq.ownership.micro_batch import SourceRun
-from orderedmq.parking.rules import Parking, Ticket, parked_queue
+from orderedmq.parking import Parking, Ticket, parked_queue
 from tests.children import PROCESSES, Child, preload
 from tests.contract.support import BIG, bodies, locked, queues_of, refused, rows, span, state
 

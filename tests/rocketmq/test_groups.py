@@ -19,7 +19,7 @@ from orderedmq.listening.engine import Message
 from orderedmq.model import MessageQueue
 from orderedmq.ownership.allocate import Allocation, allocate
 from orderedmq.ownership.membership import Subscription, refuse
-from orderedmq.parking.lot import SOURCE_COLUMNS
+from orderedmq.parking import SOURCE_COLUMNS
 from orderedmq.rocketmq.append.broker_port import BrokerPort, send_request
 from orderedmq.rocketmq.broker import RocketMQBroker
 from orderedmq.rocketmq.codec.encode import SendBody

@@ -11,8 +11,7 @@ from pyspark.sql import SparkSession
 
 from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus, OrderPerKey, consume_orderly
 from orderedmq import pulls
-from orderedmq.parking.lot import Lot
-from orderedmq.parking.rules import Command, parked_queue
+from orderedmq.parking import Command, Lot, parked_queue
 from tests.rocketmq.peers import Peers
 from tests.rocketmq.test_source import Rig, rig
 from tests.waits import until

@@ -16,7 +16,7 @@ from orderedmq.cli import app
 from orderedmq.conditions import RocketMQCondition
 from orderedmq.errors import OptionError, RocketMQError
 from orderedmq.model import MessageQueue
-from orderedmq.parking.rules import Parking, Ticket, parked_queue, parked_topic
+from orderedmq.parking import Parking, Ticket, parked_queue, parked_topic
 from orderedmq.pulls import pulls
 from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.rocketmq.net.client import Client

@@ -18,7 +18,7 @@ from orderedmq.cli import app
 from orderedmq.model import RETRY_PREFIX
 from orderedmq.ownership.lock import LockToken
 from orderedmq.ownership.membership import Subscription
-from orderedmq.parking.rules import Parking, Ticket, parked_topic
+from orderedmq.parking import Parking, Ticket, parked_topic
 from orderedmq.pulls import pulls
 from orderedmq.rocketmq.local.servers import Cluster
 from tests.contract.support import locked, rows

@@ -12,7 +12,7 @@ import pytest
 
 from orderedmq.endpoint import Endpoint
 from orderedmq.model import MessageQueue
-from orderedmq.parking.rules import AT_ONCE, Parking, Ticket, lot_token, parked_queue
+from orderedmq.parking import AT_ONCE, Parking, Ticket, lot_token, parked_queue
 from orderedmq.rocketmq.append.broker_port import BrokerPort
 from orderedmq.rocketmq.broker import RocketMQBroker
 from orderedmq.rocketmq.local.servers import Cluster

@@ -30,7 +30,7 @@ from orderedmq.conditions import RocketMQCondition
 from orderedmq.endpoint import TlsOptions
 from orderedmq.errors import RocketMQError, RocketMQUnavailableError, TopicError
 from orderedmq.model import MessageQueue
-from orderedmq.parking.rules import Parking, Ticket, lot_token, parked_queue, parked_topic
+from orderedmq.parking import Parking, Ticket, lot_token, parked_queue, parked_topic
 from orderedmq.pulls import pulls
 from orderedmq.rocketmq.local.probe import ask, find_free_port
 from orderedmq.rocketmq.local.servers import BrokerServer, Cluster

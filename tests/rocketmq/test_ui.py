@@ -10,7 +10,7 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from orderedmq.parking.rules import Parking, Ticket
+from orderedmq.parking import Parking, Ticket
 from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.rows.dead_letters import dead_letter_properties
 from orderedmq.schema import PRODUCER_SCHEMA

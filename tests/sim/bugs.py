@@ -16,7 +16,7 @@ from orderedmq.listening.queue_engine import QueueEngine
 from orderedmq.ownership import lock as rules
 from orderedmq.ownership.lock import Instant, LockToken, QueueLock
 from orderedmq.ownership.owner import Commit, Owner, Unlock
-from orderedmq.parking.lot import Lot
+from orderedmq.parking import Lot
 from tests.sim.process import Process
 from tests.sim.world import World
 

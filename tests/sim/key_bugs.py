@@ -12,6 +12,7 @@ from unittest import mock
 
 from ordered_source.listener.settled import Settled
 from ordered_source.lot_planner import LotPlanner
+from orderedmq import parking as parking_lot
 from orderedmq.listening import key_engine
 from orderedmq.listening.engine import KeyLane
 from orderedmq.listening.key_engine import KeyEngine
@@ -20,9 +21,7 @@ from orderedmq.model import is_parked
 from orderedmq.ownership import owner as ownership
 from orderedmq.ownership.owned_queue import Step
 from orderedmq.ownership.owner import Commit, Owner
-from orderedmq.parking import lot as parking_lot
-from orderedmq.parking.lot import Lot
-from orderedmq.parking.rules import HELD, Ticket
+from orderedmq.parking import HELD, Lot, Ticket
 from tests.sim import key_task
 from tests.sim.lots import Lots
 

@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, Final
 
 from orderedmq.model import MessageQueue
 from orderedmq.ownership.lock import LockToken
-from orderedmq.parking.lot import lane_key
-from orderedmq.parking.rules import parked_queue, queue_token
+from orderedmq.parking import lane_key, parked_queue, queue_token
 from tests.sim.lots import Lots
 from tests.sim.world import GROUP, World
 

@@ -28,8 +28,7 @@ from orderedmq.listening.key_engine import KeyEngine, OrderPerKey
 from orderedmq.listening.listener import ALL, Answer, ConsumeOrderlyContext, ConsumeOrderlyStatus
 from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.ownership.lock import LockToken
-from orderedmq.parking.lot import Lot
-from orderedmq.parking.rules import AT_ONCE, DROPPED, HELD, Parking, Ticket, delay
+from orderedmq.parking import AT_ONCE, DROPPED, HELD, Lot, Parking, Ticket, delay
 from tests.engine_messages import FULL, message
 from tests.sim.key_judge import KeyJudge
 from tests.sim.lots import Head, Lots

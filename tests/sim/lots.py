@@ -1,4 +1,4 @@
-"""The parking lots of the simulated broker: their content by the rules of parking.rules, and commands of operators."""
+"""The parking lots of the simulated broker: their content by the rules of parking, and commands of operators."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import pyarrow as pa
 
 from orderedmq.model import PARKED_DUE, PARKED_FROM, PARKED_OFFSET, MessageQueue, is_parked
 from orderedmq.ownership.lock import LockToken
-from orderedmq.parking.lot import LOT_COLUMNS, lane_key
-from orderedmq.parking.rules import DROPPED, HELD, AtSeek, Command, Parking, Ticket, parked_queue
+from orderedmq.parking import DROPPED, HELD, LOT_COLUMNS, AtSeek, Command, Parking, Ticket, lane_key, parked_queue
 from orderedmq.schema import PROPERTIES_TYPE
 from tests.sim.world import GROUP, World
 

@@ -21,7 +21,7 @@ from orderedmq.errors import StoreError, aged_out
 from orderedmq.model import MessageQueue, is_parked
 from orderedmq.ownership.lock import ClientIdentity, LockToken, Refusal
 from orderedmq.ownership.membership import Member, Subscription
-from orderedmq.parking.rules import leader_of
+from orderedmq.parking import leader_of
 from tests.sim.world import GROUP, TICK, World
 
 #: The possible faults of a call. A repeated entry makes a fault more frequent. A late call takes effect after its caller gave up.

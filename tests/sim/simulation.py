@@ -12,7 +12,7 @@ from typing import Any, Final
 from orderedmq.errors import OrderedMQError
 from orderedmq.listening.key_engine import OrderPerKey
 from orderedmq.ownership.lock import LOCK_LIFE, LockToken
-from orderedmq.parking.rules import HELD, AtSeek, Command
+from orderedmq.parking import HELD, AtSeek, Command
 from tests import checker
 from tests.sim.key_judge import KeyJudge
 from tests.sim.key_task import Around, Keys, KeyTask, Listener

@@ -19,7 +19,7 @@ from orderedmq.model import EMBEDDED_BROKER, MessageQueue, OffsetRange, is_parke
 from orderedmq.ownership import lock as rules
 from orderedmq.ownership.lock import LOCK_LIFE, ClientIdentity, Instant, LockToken, QueueLock, Refusal
 from orderedmq.ownership.membership import Member, Subscription, present
-from orderedmq.parking.rules import AtSeek, queue_token
+from orderedmq.parking import AtSeek, queue_token
 
 if TYPE_CHECKING:
     from tests.sim.key_judge import KeyJudge

@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import orderedmq
 from ordered_source import ConsumeOrderlyStatus, OrderPerKey, consume_orderly
-from orderedmq.parking.rules import Command
+from orderedmq.parking import Command
 from orderedmq.tools.parked import LotReader
 
 

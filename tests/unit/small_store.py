@@ -12,7 +12,7 @@ from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue
 from orderedmq.ownership.lock import ClientIdentity, Instant, LockToken
 from orderedmq.ownership.membership import Subscription
-from orderedmq.parking.rules import Command, Parking, Ticket, lot_token
+from orderedmq.parking import Command, Parking, Ticket, lot_token
 from orderedmq.schema import MESSAGE_SCHEMA
 from tests.contract.support import locked, queues_of, rows
 

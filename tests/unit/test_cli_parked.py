@@ -20,8 +20,7 @@ from orderedmq.broker import Broker
 from orderedmq.cli import app
 from orderedmq.model import MessageQueue
 from orderedmq.ownership.lock import ClientIdentity, LockToken
-from orderedmq.parking.lot import LOT_COLUMNS, Lot
-from orderedmq.parking.rules import AT_ONCE, DROPPED, HELD, Parking, Ticket, lot_token, parked_queue
+from orderedmq.parking import AT_ONCE, DROPPED, HELD, LOT_COLUMNS, Lot, Parking, Ticket, lot_token, parked_queue
 from orderedmq.tools.parked import LotReader
 from tests.command import Run
 

@@ -12,7 +12,7 @@ from orderedmq.ownership.allocate import Members
 from orderedmq.ownership.lock import LockToken
 from orderedmq.ownership.offsets import Checkpoint
 from orderedmq.ownership.owner import Commit, Lock, Owner, Policy, Unlock
-from orderedmq.parking.rules import parked_queue
+from orderedmq.parking import parked_queue
 
 Q = [MessageQueue("orders", "embedded", number) for number in range(2)]
 P = [parked_queue("g", queue) for queue in Q]

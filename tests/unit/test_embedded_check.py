@@ -23,7 +23,7 @@ from orderedmq.embedded.store.segments import name_of
 from orderedmq.embedded.store.transaction import Transaction
 from orderedmq.model import MessageQueue
 from orderedmq.ownership.membership import Subscription
-from orderedmq.parking.rules import Parking, Ticket, parked_queue
+from orderedmq.parking import Parking, Ticket, parked_queue
 from tests.contract.support import BIG, locked, queues_of, refused, rows
 
 Q0, Q1 = (MessageQueue("orders", "embedded", number) for number in range(2))

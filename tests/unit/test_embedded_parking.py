@@ -21,7 +21,7 @@ from orderedmq.embedded.store.environment import Store
 from orderedmq.embedded.store.transaction import WRITTEN, Transaction
 from orderedmq.model import MessageQueue
 from orderedmq.ownership.lock import LockToken
-from orderedmq.parking.rules import Parking, Ticket, lot_token, parked_queue
+from orderedmq.parking import Parking, Ticket, lot_token, parked_queue
 from tests.contract.support import BIG, bodies, locked, read, refused, rows
 from tests.raw_text import append_raw, pairs, strings
 

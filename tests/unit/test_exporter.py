@@ -18,8 +18,7 @@ from orderedmq.endpoint import Endpoint
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue
 from orderedmq.ownership.lock import Instant, LockToken
 from orderedmq.ownership.membership import Member, Subscription
-from orderedmq.parking.lot import Lot, Parked
-from orderedmq.parking.rules import HELD
+from orderedmq.parking import HELD, KeyInLot, Lot
 from orderedmq.tools.dead_letters import LetterCount
 from orderedmq.tools.group_state import GroupQueue, group_queues
 from orderedmq.ui import metrics, watches
@@ -97,7 +96,7 @@ def test_a_lock_is_told_with_its_owners_name_and_is_over_if_the_owner_is_dead() 
 
 def test_members_hand_overs_letters_and_parked_keys_are_counted() -> None:
     lot = Lot(0)
-    lot.keys = {"x": Parked(5, 0, [1, 2]), "y": Parked(HELD, 1, [3])}
+    lot.keys = {"x": KeyInLot(5, 0, [1, 2]), "y": KeyInLot(HELD, 1, [3])}
     lot.places = {1: 0, 2: 1, 3: 2}
     lot.oldest = int((NOW - 50) * 1e6)
     member = MemberInfo(Member("q", "c", Subscription("shared", "orders"), 1, Instant("", 0.0), None, 60.0), 1.0)

@@ -29,7 +29,7 @@ from orderedmq.listening.engine import (
 from orderedmq.listening.key_engine import KeyEngine, OrderPerKey
 from orderedmq.listening.listener import Answer, ConsumeOrderlyContext, ConsumeOrderlyStatus
 from orderedmq.model import MessageQueue
-from orderedmq.parking.lot import lane_key
+from orderedmq.parking import lane_key
 from tests.engine_messages import FULL, message
 from tests.examples import examples
 

@@ -40,8 +40,7 @@ from orderedmq.listening.key_engine import OrderPerKey
 from orderedmq.listening.queue_engine import OrderPerQueue
 from orderedmq.model import MAX_BODY_BYTES, MAX_KEY_BYTES, MessageQueue
 from orderedmq.options.source import SourceOptions
-from orderedmq.parking.lot import Lot
-from orderedmq.parking.rules import Command, lot_token, parked_queue
+from orderedmq.parking import Command, Lot, lot_token, parked_queue
 from orderedmq.schema import MESSAGE_SCHEMA
 from orderedmq.tools import parked
 from tests.contract.support import locked, rows

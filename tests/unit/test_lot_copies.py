@@ -6,8 +6,18 @@ import pyarrow as pa
 import pytest
 
 from orderedmq.model import PARKED_FROM, MessageQueue
-from orderedmq.parking.lot import RESTORE_COLUMNS, Lot, command_rows, restore
-from orderedmq.parking.rules import AT_ONCE, DROPPED, HELD, Command, CommandAction, Ticket
+from orderedmq.parking import (
+    AT_ONCE,
+    DROPPED,
+    HELD,
+    RESTORE_COLUMNS,
+    Command,
+    CommandAction,
+    Lot,
+    Ticket,
+    command_rows,
+    restore,
+)
 from orderedmq.schema import PRODUCER_SCHEMA, concat_batches
 
 QUEUE = MessageQueue("orders", "embedded", 0)

@@ -13,8 +13,7 @@ from orderedmq.broker import Log
 from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.errors import DataLossError
 from orderedmq.model import MessageQueue
-from orderedmq.parking.lot import Lot
-from orderedmq.parking.rules import AT_ONCE, Ticket
+from orderedmq.parking import AT_ONCE, Lot, Ticket
 from orderedmq.schema import PRODUCER_SCHEMA
 
 #: An ordinary queue that serves as the lot.

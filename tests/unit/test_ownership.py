@@ -11,7 +11,7 @@ from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.ownership.lock import LockToken, Refusal
 from orderedmq.ownership.offsets import Checkpoint
 from orderedmq.ownership.owner import Behind, Commit, Lock, Owner, Policy
-from orderedmq.parking.rules import lot_token, parked_queue
+from orderedmq.parking import lot_token, parked_queue
 
 Q0, Q1 = QUEUES = tuple(MessageQueue("orders", "embedded", number) for number in range(2))
 

@@ -10,17 +10,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orderedmq.model import MessageQueue, check_topic, is_parked, is_reserved
-from orderedmq.parking.lot import RESTORE_COLUMNS, SOURCE_COLUMNS, Lot, command_rows, restore, to_park
-from orderedmq.parking.rules import (
+from orderedmq.parking import (
     AT_ONCE,
     DROPPED,
     HELD,
+    RESTORE_COLUMNS,
+    SOURCE_COLUMNS,
     Command,
+    Lot,
     Parking,
     Ticket,
+    command_rows,
     delay,
     leader_of,
     parked_queue,
+    restore,
+    to_park,
 )
 from orderedmq.schema import MESSAGE_SCHEMA, concat_batches
 

@@ -27,7 +27,7 @@ from orderedmq.embedded import admin
 from orderedmq.embedded.log import EmbeddedLog
 from orderedmq.errors import DataLossError, GroupError, TopicError
 from orderedmq.model import MessageQueue
-from orderedmq.parking.rules import AT_ONCE, HELD, Command, Parking, Ticket, parked_queue
+from orderedmq.parking import AT_ONCE, HELD, Command, Parking, Ticket, parked_queue
 from tests.micro_batches import Checkpoint, MicroBatches
 from tests.stopped_readers import stopped
 from tests.waits import until

@@ -22,8 +22,7 @@ from orderedmq.errors import LockError
 from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.options.source import SourceOptions
 from orderedmq.ownership.micro_batch import SourceRun
-from orderedmq.parking.lot import SOURCE_COLUMNS, command_rows, to_park
-from orderedmq.parking.rules import AT_ONCE, Command, Parking, Ticket
+from orderedmq.parking import AT_ONCE, SOURCE_COLUMNS, Command, Parking, Ticket, command_rows, to_park
 from orderedmq.schema import MESSAGE_SCHEMA
 from tests.contract.support import locked, rows
 

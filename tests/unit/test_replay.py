@@ -21,7 +21,7 @@ from orderedmq.listening.queue_engine import OrderPerQueue
 from orderedmq.model import MessageQueue
 from orderedmq.ownership.lock import ClientIdentity, LockToken
 from orderedmq.ownership.membership import Subscription
-from orderedmq.parking.rules import Parking, Ticket
+from orderedmq.parking import Parking, Ticket
 from orderedmq.routing.selector import Keying
 from orderedmq.rows.dead_letters import REPLAYS, dead_letter_properties
 from orderedmq.schema import PRODUCER_SCHEMA

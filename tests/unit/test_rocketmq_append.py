@@ -23,7 +23,7 @@ from orderedmq.broker import QueueBounds
 from orderedmq.conditions import LockCondition, UnavailableCondition
 from orderedmq.errors import LockError, RocketMQUnavailableError
 from orderedmq.model import DEAD_LETTER_PREFIX, RETRY_PREFIX, MessageQueue
-from orderedmq.parking.rules import AT_ONCE, Parking, Ticket, parked_queue
+from orderedmq.parking import AT_ONCE, Parking, Ticket, parked_queue
 from orderedmq.rocketmq.append import broker_port
 from orderedmq.rocketmq.append.broker_port import BrokerPort
 from orderedmq.rocketmq.append.once import Appender, AppendWait

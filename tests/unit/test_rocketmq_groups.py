@@ -21,7 +21,7 @@ from orderedmq.errors import GroupError, ProtocolError, RocketMQUnavailableError
 from orderedmq.model import MessageQueue
 from orderedmq.ownership.lock import LockToken, Refusal
 from orderedmq.ownership.membership import Member, Subscription
-from orderedmq.parking.rules import lot_token
+from orderedmq.parking import lot_token
 from orderedmq.rocketmq.group import lock_rules, membership, running_info
 from orderedmq.rocketmq.group.dead_letters import key_of
 from orderedmq.rocketmq.group.groups import RocketMQGroups

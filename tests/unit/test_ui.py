@@ -27,7 +27,7 @@ from orderedmq.cli import app
 from orderedmq.conditions import UnavailableCondition
 from orderedmq.errors import RocketMQUnavailableError
 from orderedmq.model import MessageQueue
-from orderedmq.parking.rules import HELD, Parking, Ticket
+from orderedmq.parking import HELD, Parking, Ticket
 from orderedmq.schema import PRODUCER_SCHEMA
 from orderedmq.tools.parked import parked_keys
 from orderedmq.ui import guard, repairs, server

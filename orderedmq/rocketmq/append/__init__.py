@@ -63,5 +63,5 @@ What this does not cover
 A network may deliver a request later than the time after which it counts as settled. Messages that a broker acknowledged and lost (asynchronous
 flush and a power failure) are not sent again. If a task is killed while it writes dead letters or parks messages, the next attempt has
 the same lock and may not see the messages of the last request yet. As a result, a message may be parked twice, which counts as once
-(`parking.lot`), and a dead letter may be stored twice.
+(`parking`), and a dead letter may be stored twice.
 """

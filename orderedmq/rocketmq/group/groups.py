@@ -31,7 +31,7 @@ from orderedmq.errors import (
 from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.ownership.lock import HOLDER_TRUST, LOCK_LIFE, RENEW_INTERVAL, ClientIdentity, LockToken, Refusal
 from orderedmq.ownership.membership import Member, Subscription
-from orderedmq.parking.rules import Parking, queue_token
+from orderedmq.parking import Parking, queue_token
 from orderedmq.rocketmq.group import lock_rules
 from orderedmq.rocketmq.group.dead_letters import DeadLetterTopic
 from orderedmq.rocketmq.group.lock_rules import lock_name

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from orderedmq.errors import LockError, TopicError, in_use
 from orderedmq.model import MessageQueue, is_parked
 from orderedmq.ownership.lock import HOLDER_TRUST, LOCK_LIFE, LockToken
-from orderedmq.parking.rules import queue_token
+from orderedmq.parking import queue_token
 from orderedmq.rocketmq.group import lock_rules
 from orderedmq.rocketmq.group.lock_rules import lock_name
 from orderedmq.rocketmq.group.membership import Directory

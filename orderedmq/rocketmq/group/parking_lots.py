@@ -1,11 +1,11 @@
-"""Parking lots at the brokers: the topics %PARKED%<group>%<topic>, and the messages that are parked in them (parking/rules.py).
+"""Parking lots at the brokers: the topics %PARKED%<group>%<topic>, and the messages that are parked in them (parking).
 
 `orderedmq.rocketmq.append` parks each message once. A copy names the place of its message (property PARKED_FROM). To find a copy, the lot
 is searched for this place, from the group's offset to the lot's end. This process remembers the messages that it has read or sent, and
 reads only the others.
 
 Only the queue's lock, which is checked before each request, prevents other processes from parking. Two processes that park at the same
-time may park a message twice. `parking.lot.Lot` counts only the first copy.
+time may park a message twice. `parking.Lot` counts only the first copy.
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ from orderedmq.errors import (
     beyond_end,
 )
 from orderedmq.model import PARKED_ERROR, PARKED_FROM, PARKED_PROPERTIES, MessageQueue, is_reserved
-from orderedmq.parking.lot import SOURCE_COLUMNS, Lot, to_park
-from orderedmq.parking.rules import Parking, leader_of, origin, parked_queue
+from orderedmq.parking import SOURCE_COLUMNS, Lot, Parking, leader_of, origin, parked_queue, to_park
 from orderedmq.pulls import pulls, pulls_at, read_lot
 from orderedmq.rocketmq.append.broker_port import BrokerPort
 from orderedmq.rocketmq.append.once import Appender

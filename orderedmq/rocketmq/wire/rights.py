@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, Literal, NamedTuple
 
 from orderedmq.model import DEAD_LETTER_PREFIX
-from orderedmq.parking.rules import parked_topic
+from orderedmq.parking import parked_topic
 from orderedmq.rocketmq.wire.codes import RequestCode
 
 Kind = Literal["Topic", "Group", "Cluster"]
