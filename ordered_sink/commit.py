@@ -17,8 +17,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter
 from pyspark.sql.types import StructType
 
 from ordered_sink.columns import Plan, plan_columns
-from ordered_sink.keys import count_shared
-from ordered_sink.writer import Written, target_queues, write
+from ordered_sink.writer import Written, count_shared, target_queues, write
 from orderedmq.broker import Broker, Published
 from orderedmq.conditions import MessageCondition, SinkCondition, StoreCondition
 from orderedmq.connections import reach
