@@ -12,15 +12,39 @@ from tests.contract.support import locked
 from tests.loop.conftest import EACH_LOOP, LoopRig, LoopWorld
 from tests.micro_batches import MicroBatchLoop
 from tests.spark.conftest import numbers
-from tests.spark.test_shared import QUEUES, in_order, owners, shares
 from tests.waits import until
 
+QUEUES = 8
 OUT = {"topic": "out", "onKeyConflict": "ignore"}
 
 
 def start(rig: LoopRig, name: str, **options: Any) -> MicroBatchLoop:
     source = {"topic": "in", "consumerGroup": "g", "assignment": "shared", "lockTimeout": "1s", **options}
     return rig.start(source, OUT, name).process_all_available()
+
+
+def owners(rig: LoopRig) -> dict[str, list[int]]:
+    """The queue ids of each owner."""
+    queues_by_owner: dict[str, list[int]] = {}
+    for lock in rig.broker.admin.locks("g"):
+        if lock.held:
+            queues_by_owner.setdefault(lock.owner, []).append(lock.queue.queue_id)
+    return queues_by_owner
+
+
+def shares(rig: LoopRig) -> list[int]:
+    return sorted(len(queues) for queues in owners(rig).values())
+
+
+def in_order(rig: LoopRig) -> None:
+    """Assert that for each source queue and key, the messages in each target queue are in the order of the source."""
+    for bodies in rig.bodies("out").values():
+        last: dict[str, int] = {}
+        for body in bodies:
+            queue, _, number = body.partition(":")
+            key = f"{queue}-{int(number) % 5}"
+            assert last.get(key, -1) < int(number)
+            last[key] = int(number)
 
 
 def divide(rig: LoopRig, expected: list[int], *queries: MicroBatchLoop) -> None:

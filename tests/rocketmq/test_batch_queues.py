@@ -106,23 +106,6 @@ def test_a_batch_waits_for_a_broker_that_took_rows_of_its_first_attempt(
     require_once_in_order(world, NAMES)
 
 
-@pytest.mark.holds("sink once")
-def test_a_batch_keeps_its_queues_although_the_topic_gets_more(world: World) -> None:
-    write(world, NAMES[: len(NAMES) // 2], job="dead")
-    for broker in range(2):
-        settings(world, broker, 5)
-    until(lambda: len(targets(world)) == 10, "the topic has more queues")
-    for replayed in (False, True):
-        assert world.outbox().publish(world.batch(), [write(world, NAMES)]).replayed is replayed
-    require_once_in_order(world, NAMES)
-    later = [name.upper() for name in NAMES]
-    staging = world.outbox().open(world.batch(1, "next"), 0)
-    assert staging.targets(world.topic, targets(world)) == targets(world)
-    staging.add(targets(world)[9], rows(later))
-    world.outbox().publish(world.batch(1), [staging.receipt()])
-    assert messages(world)[targets(world)[9]] == later
-
-
 @pytest.mark.holds("changed replay")
 def test_a_batch_that_was_committed_without_a_broker_is_the_same_with_it(world: World) -> None:
     undo = read_only(world)

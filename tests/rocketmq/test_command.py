@@ -20,7 +20,7 @@ from orderedmq.tools import dead_letters
 from tests.command import bodies
 from tests.rocketmq.group_world import World
 from tests.ui_site import served
-from tests.waits import first_good, until
+from tests.waits import until
 
 pytestmark = pytest.mark.usefixtures("unhurried")
 
@@ -72,49 +72,6 @@ def test_each_queue_is_shown_with_its_broker(world: World, run: Run) -> None:
     assert where([row for row in rows if row["kind"] == "queue"]) == FOUR
     assert run("group", "describe", world.group, "--no-json").count("broker-b") == 2
     assert where(run("group", "seek", world.group, "--to", "earliest", "--force")) == FOUR
-
-
-def test_peek_takes_a_queue_by_its_name_and_never_by_its_place_in_a_list(world: World, run: Run) -> None:
-    for queue in world.queues:
-        world.send(queue, queue.queue_id + 1)
-    [row] = run("peek", world.topic, "--queue", "broker-b/0")
-    assert (row["topic"], row["broker"], row["queue_id"]) == (world.topic, "broker-b", 0)
-    assert where(run("peek", world.topic, "-q", f"{world.topic}/broker-b/1")) == [("broker-b", 1)] * 2
-    assert sorted(set(where(run("peek", world.topic)))) == FOUR
-    said = run("peek", world.topic, "-q", "0", code=2)
-    assert f"Give one of {world.topic}/broker-a/0, {world.topic}/broker-b/0" in said
-    said = run("peek", world.topic, "-q", "2", code=3)
-    assert "its queues are broker-a/0 to broker-a/1, broker-b/0 to broker-b/1" in said
-    world.broker.admin.add_queues(world.topic, 5)
-    assert where(run("peek", world.topic, "-q", "2")) == []
-
-
-def test_follow_reads_both_brokers_and_a_retention_is_refused_by_name(world: World, run: Run) -> None:
-    for queue in world.queues:
-        world.send(queue, 1)
-    assert sorted(where(run("peek", world.topic, "--follow", "--last", "4", "-n", "4"))) == FOUR
-    said = run("topic", "alter", world.topic, "--retention-time", "7d", code=2)
-    assert "OPTION.UNSUPPORTED" in said
-    assert "fileReservedTime" in said
-    produced = run("produce", world.topic, "--file", __file__, "--tags", "red", "--property", "region=eu")
-    assert produced[0]["messages"] > 50
-    [row] = run("peek", world.topic, "-q", "broker-b/1", "--last", "1")
-    assert (row["tags"], row["properties"]["region"]) == ("red", "eu")
-
-
-def test_the_lock_of_a_single_queue_is_released(world: World, run: Run) -> None:
-    client = world.broker.groups.join("query")
-    world.broker.groups.heartbeat(world.group, client, world.shared())
-    tokens = world.lock(world.broker, client)
-    # RocketMQ finds groups by their offsets, and a group has none before it commits.
-    world.broker.groups.commit(dict.fromkeys(tokens, 0))
-    assert "Give one of" in run("lock", "release", world.group, f"{world.topic}/1", "--force", code=2)
-    place = f"{world.topic}/broker-b/1"
-    assert "(--force)" in run("lock", "release", world.group, place, code=1)
-    assert where(run("lock", "release", world.group, place, "--force")) == [("broker-b", 1)]
-    # Changes by other clients are noticed within a second.
-    assert [str(token.queue) for token in first_good(lambda: world.broker.groups.stale(tokens), bool)] == [place]
-    assert run("lock", "release", world.group, place, "--force") == []
 
 
 def give_up_at_each_broker(world: World) -> None:

@@ -53,31 +53,6 @@ def usual(cluster: Cluster) -> Iterator[World]:
 # -- offsets of every version -----------------------------------------------------------------------------------------------------
 
 
-def test_an_offset_that_was_never_committed_differs_from_offset_zero(world: World) -> None:
-    """Whether a group has never committed or has committed 0, a 4.9 broker answers 0, even for an empty queue."""
-    groups = world.broker.groups
-    with_messages, empty, _, _ = world.queues
-    world.send(with_messages, 3)
-    assert groups.offsets(world.group, world.queues) == {}
-    tokens = world.lock(world.broker, groups.join("me"))
-    assert groups.offsets(world.group, world.queues) == {}
-    groups.commit({tokens[0]: 0})
-    assert world.connect().groups.offsets(world.group, world.queues) == {with_messages: 0}
-    groups.commit({tokens[1]: 0})
-    assert world.connect().groups.offsets(world.group, world.queues) == {with_messages: 0, empty: 0}
-    assert world.broker.admin.group_offsets(world.group) == {with_messages: 0, empty: 0}
-
-
-def test_a_group_is_created_before_its_first_commit(world: World) -> None:
-    """From 5.3 on, a broker answers a commit for an unknown group with error 26."""
-    assert world.group not in world.broker.admin.groups()
-    [token, *_] = world.lock(world.broker, world.broker.groups.join("me"))
-    world.broker.groups.commit({token: 0})
-    assert world.group in world.broker.admin.groups()
-    world.broker.admin.seek(f"{world.group}-2", {world.queues[0]: 0})
-    assert world.broker.admin.group_offsets(f"{world.group}-2") == {world.queues[0]: 0}
-
-
 def test_an_error_names_a_group_that_brokers_may_not_create(world: World) -> None:
     where = world.cluster.broker.address
     ask(where, UPDATE_BROKER_CONFIG, body=b"autoCreateSubscriptionGroup=false\n")
@@ -99,39 +74,6 @@ def test_an_error_names_a_group_that_brokers_may_not_create(world: World) -> Non
         world.broker.groups.commit({world.lock(world.broker, me)[0]: 0})
     finally:
         ask(where, UPDATE_BROKER_CONFIG, body=b"autoCreateSubscriptionGroup=true\n")
-
-
-def test_an_administrator_sees_and_changes_a_group_in_use(usual: World) -> None:
-    broker, groups = usual.connect(), usual.broker.groups
-    groups.fence_age = 0.0
-    admin = broker.admin
-    me = groups.join("me")
-    groups.heartbeat(usual.group, me, usual.shared(), "room-1")
-    tokens = usual.lock(usual.broker, me)
-    groups.commit({tokens[0]: 0})
-    [member] = admin.members(usual.group)
-    assert (member.member.client_id, member.member.subscription, member.member.room) == (me.client_id, usual.shared(), "room-1")
-    assert 0 <= member.age < 30
-    shown = [(lock.queue, lock.owner, lock.client_id, lock.epoch, lock.held, lock.alive) for lock in admin.locks(usual.group)]
-    assert shown == [(token.queue, "me", me.client_id, token.epoch, True, True) for token in tokens]
-    for call in (
-        lambda: admin.seek(usual.group, {usual.queues[0]: 0}),
-        lambda: admin.release(usual.group, usual.queues),
-        lambda: admin.delete_group(usual.group),
-    ):
-        used = error_of(call)
-        assert (used.condition, me.client_id in used.message) == ("ORDEREDMQ_GROUP.IN_USE", True)
-    assert admin.release(usual.group, usual.queues[:1], force=True) == usual.queues[:1]
-    assert groups.stale(tokens) == tokens[:1] == groups.renew(tokens)
-    [again] = usual.lock(usual.broker, me, usual.queues[:1])
-    assert again.epoch > tokens[0].epoch
-    admin.seek(usual.group, {usual.queues[1]: 0}, force=True)
-    assert groups.stale(tokens[1:]) == tokens[1:2]
-    groups.leave(me)
-    admin.seek(usual.group, {usual.queues[1]: 0})
-    assert admin.group_offsets(usual.group) == {usual.queues[0]: 0, usual.queues[1]: 0}
-    admin.delete_group(usual.group)
-    assert condition(lambda: admin.seek(usual.group, {usual.queues[0]: 5})) == "OFFSET.BEYOND_END"
 
 
 # -- members ----------------------------------------------------------------------------------------------------------------------
@@ -386,26 +328,6 @@ def test_a_query_is_refused_while_its_group_has_a_concurrent_java_consumer(usual
         assert "assignment 'shared', not 'concurrent'" in refusal.message
     finally:
         java.stop()
-
-
-def test_a_java_consumer_takes_over_where_a_query_has_committed(usual: World, peers: Peers) -> None:
-    groups = usual.broker.groups
-    usual.send(usual.queues[0], 10)
-    me = groups.join("me")
-    groups.heartbeat(usual.group, me, usual.shared())
-    tokens = usual.lock(usual.broker, me)
-    groups.commit({tokens[0]: 7} | dict.fromkeys(tokens[1:], 0))
-    groups.unlock(tokens)
-    groups.leave(me)
-    java = peers.consumer(usual.cluster.address, usual.group, usual.topic)
-    try:
-        assert [message.offset for message in java.wait(3)] == [7, 8, 9]
-    finally:
-        java.stop()
-    # The Java consumer stops without waiting for the broker's answer.
-    first_good(
-        lambda: usual.connect().groups.offsets(usual.group, usual.queues[:1]), lambda found: found == {usual.queues[0]: 10}
-    )
 
 
 @pytest.mark.parametrize("ahead", [True, False])

@@ -134,39 +134,6 @@ def test_a_changed_byte_on_a_brokers_disk_gives_no_row_of_another_queue_and_a_bo
     assert bodies(log) == bodies(verifying) == right
 
 
-def test_missing_queues_have_no_bounds_and_are_not_pulled(everywhere: World) -> None:
-    """Brokers answer for queues that do not exist as for empty ones."""
-    log, queue = everywhere.log, everywhere.queue
-    asked = [queue, queue._replace(queue_id=7), queue._replace(topic="no-such-topic")]
-    assert log.bounds(asked) == {queue: QueueBounds(0, 0)}
-    assert log.pull(queue, 0, 10, 10, ("body",)).num_rows == 0
-    with pytest.raises(DataLossError, match="BEYOND_END"):
-        log.pull(queue, 5, 10, 10, ("body",))
-    with pytest.raises(TopicError, match=r"NO_SUCH_QUEUE"):
-        log.pull(queue._replace(queue_id=7), 0, 10, 10, ("body",))
-
-
-def test_a_pull_at_the_end_does_not_wait(everywhere: World) -> None:
-    """A broker that holds a pull back answers up to 5 s late. Our pulls are never held back."""
-    everywhere.log.append({everywhere.queue: numbers(3)})
-    took = []
-    for _ in range(20):
-        begin = time.monotonic()
-        assert everywhere.log.pull(everywhere.queue, 3, 10, 10, ("body",)).num_rows == 0
-        took.append(time.monotonic() - begin)
-    # On a busy machine some pulls may be slow, but a broker that holds pulls back would delay all of them.
-    assert min(took) < 0.5
-
-
-def test_appended_messages_are_readable_from_any_connection(everywhere: World) -> None:
-    """A broker acknowledges a message before readers can see it."""
-    with RocketMQBroker(Endpoint(None, everywhere.cluster.address)) as other:
-        for number in range(100):
-            assert everywhere.log.append({everywhere.queue: numbers(1, number)})[everywhere.queue].begin == number
-            assert other.log.bounds([everywhere.queue])[everywhere.queue].max_offset == number + 1
-            assert other.log.pull(everywhere.queue, number, 1, 1, ("body",)).column(0).to_pylist() == [b"%d" % number]
-
-
 def test_offset_at_finds_the_first_message_at_or_after_a_time(everywhere: World) -> None:
     """For a time between two messages, 4.9 returns the nearest message; for a future time, the last message."""
     log, queue = everywhere.log, everywhere.queue
@@ -194,43 +161,6 @@ def test_advance_follows_a_limit_in_bytes_approximately(world: World) -> None:
     assert log.advance(queue, 6000, 6000, 5) == 6000
 
 
-def test_an_anchor_distinguishes_a_recreated_topic(everywhere: World) -> None:
-    log, queue, topic = everywhere.log, everywhere.queue, everywhere.topic
-    assert log.anchor(topic, {queue: 0, queue._replace(queue_id=1): 5}) == ""
-    log.append({queue: numbers(10)})
-    anchor = log.anchor(topic, {queue: 7, queue._replace(queue_id=1): 0})
-    assert anchor.startswith(f"{queue.broker_name}/0/6@")
-    assert not log.is_another(topic, anchor)
-    assert log.pull(queue, 7, 10, 1000, ("body",), anchor).num_rows == 3
-    with RocketMQBroker(Endpoint(None, everywhere.cluster.address)) as other:
-        other.admin.delete_topic(topic)
-        other.admin.create_topic(topic, 2)
-        with pytest.raises(DataLossError, match="TOPIC_RECREATED"):
-            other.log.pull(queue, 0, 10, 10, ("body",), anchor)
-        other.log.append({queue: numbers(10)})
-        for number in (6, 3):
-            assert other.log.is_another(topic, anchor.replace("/6@", f"/{number}@"))
-        assert not other.log.is_another(topic, other.log.anchor(topic, {queue: 10}))
-        assert not other.log.is_another(topic, "")
-
-
-def test_a_deleted_topic_is_missing_for_each_call(everywhere: World) -> None:
-    """A topic is deleted at the brokers first, and then at the nameservers."""
-    log, queue, topic = everywhere.log, everywhere.queue, everywhere.topic
-    log.append({queue: numbers(3)})
-    with RocketMQBroker(Endpoint(None, everywhere.cluster.address)) as other:
-        assert other.log.pull(queue, 0, 3, 100, ("body",)).num_rows == 3
-        other.log.bounds([queue])
-        everywhere.broker.admin.delete_topic(topic)
-        with pytest.raises(TopicError, match=f"MISSING.*{topic}"):
-            other.log.pull(queue, 0, 3, 100, ("body",))
-        assert other.log.bounds([queue]) == {}
-        assert topic not in [info.name for info in other.log.topics()]
-    for call in (lambda: log.append({queue: numbers(1)}), lambda: log.queues(topic), lambda: log.offset_at(queue, 0)):
-        with pytest.raises(TopicError, match="MISSING"):
-            call()
-
-
 def test_an_append_does_not_create_a_topic_that_was_just_deleted(everywhere: World) -> None:
     """If a send names the broker's template topic, the broker creates a missing topic with its own default number of queues."""
     topic = everywhere.topic
@@ -244,22 +174,6 @@ def test_an_append_does_not_create_a_topic_that_was_just_deleted(everywhere: Wor
             with pytest.raises(TopicError, match=f"MISSING.*{topic}"):
                 send()
         assert topic not in [info.name for info in everywhere.log.topics()]
-
-
-def test_an_error_names_the_vip_port(everywhere: World) -> None:
-    """The VIP port of a broker does not serve pulls."""
-    host, _, port = everywhere.cluster.broker.address.rpartition(":")
-    with Client(everywhere.cluster.address) as client, pytest.raises(RocketMQError, match="NOT_SUPPORTED"):
-        client.call_address(f"{host}:{int(port) - 2}", message_requests.pull(everywhere.queue, "TOOLS_CONSUMER", 0, 1), soon())
-
-
-def test_a_message_beyond_the_limit_of_the_broker_is_refused(world: World) -> None:
-    """The client never sends such a message, but a broker may have another limit."""
-    queue = world.queue
-    request = message_requests.send(queue, bytes(5 * 1024 * 1024), "", group="p", born=0)
-    with Client(world.cluster.address) as client, pytest.raises(RocketMQError) as caught:
-        client.call(request, soon(), topic=queue.topic, broker_name=queue.broker_name)
-    assert caught.value.sub == "MESSAGE_ILLEGAL"
 
 
 def test_messages_are_sent_and_pulled_over_tls(cluster: Cluster, tmp_path: Path) -> None:
@@ -277,19 +191,6 @@ def test_messages_are_sent_and_pulled_over_tls(cluster: Cluster, tmp_path: Path)
         ):
             broker.log.topics()
         assert caught.value.sub == "TLS"
-
-
-def test_a_topic_is_described_with_bounds_and_timestamps(world: World) -> None:
-    world.log.append({world.queue: numbers(3)})
-    one, two = world.broker.admin.describe_topic(world.topic)
-    stamps = world.log.pull(world.queue, 0, 3, 100, ("store_timestamp",)).column(0).cast(pa.int64()).to_pylist()
-    assert (one.queue, one.bounds, one.first_timestamp, one.last_timestamp) == (
-        world.queue,
-        QueueBounds(0, 3),
-        stamps[0],
-        stamps[2],
-    )
-    assert (two.bounds, two.first_timestamp) == (QueueBounds(0, 0), None)
 
 
 # -- faults

@@ -16,15 +16,13 @@ from orderedmq.cli import app
 from orderedmq.conditions import RocketMQCondition
 from orderedmq.errors import OptionError, RocketMQError
 from orderedmq.model import MessageQueue
-from orderedmq.parking import Parking, Ticket, parked_queue, parked_topic
 from orderedmq.pulls import pulls
 from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.wire import admin_requests, message_requests
 from orderedmq.rocketmq.wire.request import Request
-from tests.contract.support import locked, rows
+from tests.contract.support import rows
 from tests.jars import jars_required
-from tests.rocketmq.peers import Peers
 from tests.rocketmq.rocketmq_proxy import ProxyServer, bodies
 from tests.waits import soon, until
 
@@ -98,21 +96,6 @@ def test_a_topic_of_type_fifo_has_each_row_once_in_order_with_its_own_key(
     )
 
 
-def test_java_reads_in_order_what_was_written_to_a_fifo_topic_through_a_proxy(
-    newest: Cluster, direct: Broker, through: Broker, proxy: ProxyServer, peers: Peers
-) -> None:
-    queue = make(direct, "fifo-java", "FIFO", 1)
-    write(through, queue, rows(BODIES, sharding_key=KEYS))
-    producer = peers.producer(proxy.address)
-    producer.send("fifo-java", b"40", "a")
-    java = peers.consumer(newest.address, "fifo-readers", "fifo-java")
-    received = java.wait(41)
-    assert [(message.body, message.key) for message in received] == [*zip(BODIES, KEYS), (b"40", "a")]
-    assert messages(through, queue) == [(message.body, message.key) for message in received]
-    java.stop()
-    producer.stop()
-
-
 @pytest.mark.parametrize("what", [write, produce])
 def test_a_row_without_a_key_is_refused_by_name_before_any_other_is_stored(
     what: Callable[[Broker, MessageQueue, pa.RecordBatch], object], direct: Broker, through: Broker
@@ -172,23 +155,6 @@ def test_a_topic_whose_type_was_changed_is_written_again_after_one_refusal(
     assert refusals[0].sub == RocketMQCondition.NOT_SUPPORTED
     through.log.append({queue: given})
     assert len(messages(direct, queue)) == written + 2
-
-
-def test_a_message_is_parked_through_a_proxy_in_a_lot_of_type_fifo(direct: Broker, through: Broker) -> None:
-    """An administrator has created the parking lot with the type FIFO."""
-    direct.admin.create_topic("parked-fifo", 2, message_type="FIFO")
-    queue = direct.log.queues("parked-fifo")[0]
-    with Client(";".join(direct.log._client.nameservers)) as client:  # type: ignore[attr-defined]
-        for broker_data in client.cluster(soon()).brokers.values():
-            request = admin_requests.create_topic(parked_topic("parker-fifo", queue.topic), 1, message_type="FIFO")
-            client.call_address(str(broker_data.master), request, soon())
-    write(through, queue, rows([b"a", b"b"], sharding_key=["k", "l"]))
-    lot = parked_queue("parker-fifo", queue)
-    until(lambda: lot in direct.log.queues(lot.topic), "the lot exists")
-    [token] = locked(through, "parker-fifo", through.groups.join("me"), [queue])
-    parkings = [Parking(queue, 0, Ticket(0, 1, 1, 0)), Parking(queue, 1, Ticket(1, 1, 1, 0))]
-    assert through.groups.park(token, parkings) == [True, True]
-    assert messages(direct, lot) == [(b"a", "k"), (b"b", "l")]
 
 
 def test_the_command_creates_a_fifo_topic_which_keeps_its_type_when_it_grows(cluster: Cluster) -> None:

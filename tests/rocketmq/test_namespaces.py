@@ -18,10 +18,9 @@ from orderedmq.cli import app
 from orderedmq.model import RETRY_PREFIX
 from orderedmq.ownership.lock import LockToken
 from orderedmq.ownership.membership import Subscription
-from orderedmq.parking import Parking, Ticket, parked_topic
 from orderedmq.pulls import pulls
 from orderedmq.rocketmq.local.servers import Cluster
-from tests.contract.support import locked, rows
+from tests.contract.support import rows
 from tests.rocketmq.peers import Peers
 from tests.waits import until
 
@@ -115,17 +114,6 @@ def test_a_java_member_of_the_namespace_and_a_lock_exclude_each_other(
     consumer.stop()
 
 
-def test_a_parking_lot_is_in_the_namespace_of_its_topic(inside: Broker, outside: Broker) -> None:
-    inside.admin.create_topic("ns-parks", 1)
-    [queue] = inside.log.queues("ns-parks")
-    inside.log.append({queue: rows([b"a", b"b"])})
-    [token] = locked(inside, "ns-p", inside.groups.join("me"), [queue])
-    assert inside.groups.park(token, [Parking(queue, 1, Ticket(1, 1, 1, 0, "boom"))]) == [True]
-    lot = parked_topic("ns-p", "ns-parks")
-    assert bodies(inside, lot) == ["b"]
-    assert bodies(outside, f"{SPACE}%{lot}") == ["b"]
-
-
 def test_the_command_shows_the_names_of_its_namespace_and_no_others(cluster: Cluster, inside: Broker, outside: Broker) -> None:
     inside.admin.create_topic("ns-listed", 1)
     outside.admin.create_topic("ns-not-listed", 1)
@@ -133,10 +121,3 @@ def test_the_command_shows_the_names_of_its_namespace_and_no_others(cluster: Clu
     names = {json.loads(line)["topic"] for line in shown.output.splitlines()}
     assert "ns-listed" in names
     assert "ns-not-listed" not in names
-
-
-def test_requests_of_a_namespace_of_version_2_are_taken(cluster: Cluster, outside: Broker) -> None:
-    with orderedmq.connect(namesrv_addr=cluster.address, namespace_v2="acme") as broker:
-        broker.admin.create_topic("ns-v2", 1)
-        broker.log.append({broker.log.queues("ns-v2")[0]: rows([b"a"])})
-    assert bodies(outside, "ns-v2") == ["a"]

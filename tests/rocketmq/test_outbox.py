@@ -6,51 +6,18 @@ import logging
 import uuid
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 
-import pyarrow as pa
 import pytest
 
 from orderedmq.broker import Published, SinkBatch
-from orderedmq.errors import GroupError, MessageError, SinkError
+from orderedmq.errors import GroupError, SinkError
 from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.rocketmq.sink.bookmarks import Bookmarks
 from orderedmq.rocketmq.sink.message_stamp import sink_name
 from orderedmq.rocketmq.wire import admin_requests, group_requests, registers
-from orderedmq.rocketmq.wire.codes import RequestCode
-from orderedmq.schema import PRODUCER_SCHEMA
 from tests.rocketmq.outbox_world import World, numbered, rows
-from tests.rocketmq.proxy import Network
 from tests.waits import soon, until
-
-
-@pytest.fixture
-def everywhere(every_version: Cluster) -> Iterator[World]:
-    with World(every_version) as world:
-        yield world
-
-
-# --- every version
-
-
-@pytest.mark.holds("sink once")
-def test_a_batch_is_stored_once_after_repeated_attempts(everywhere: World) -> None:
-    world = everywhere
-    names = numbered(200)
-    first = world.write(names)
-    assert world.bodies() == names
-    # Run the same task again, with its rows in another order, as Spark may deliver them.
-    again = world.write(names[100:] + names[:100])
-    assert world.bodies() == names
-    published = world.outbox().publish(world.batch(), [again, first])
-    assert published == Published(False, {world.queue: OffsetRange(0, 200)})
-    for receipt in (first, world.write(names)):
-        assert world.outbox().publish(world.batch(), [receipt]).replayed
-    more = numbered(50, 200)
-    world.outbox().publish(world.batch(1), [world.write(more, 1)])
-    assert world.outbox().publish(world.batch(), [world.write(names)]).replayed
-    assert world.bodies() == names + more
 
 
 @pytest.fixture
@@ -89,32 +56,9 @@ def test_a_lower_version_for_another_broker_than_the_highest_ones_is_out_of_orde
     assert world.bodies(here) == ["a10", "b10"]
 
 
-# --- the same batch in other partitions
-
-
-# --- a committed batch with other rows
-
-
-# --- how far a task searches
-
-
 def fill(world: World, count: int) -> None:
     """Append messages of another producer to the first queue."""
     world.log.append({world.queue: rows(numbered(count))})
-
-
-def test_the_history_of_an_old_topic_is_not_read(usual: World, network: Network) -> None:
-    fill(usual, 20_000)
-    outbox = usual.outbox(network.address)
-    for number in range(4):
-        pulls = len(network.broker.requests(RequestCode.PULL_MESSAGE))
-        receipt = usual.write(numbered(40), number, outbox=outbox)
-        pulls = len(network.broker.requests(RequestCode.PULL_MESSAGE)) - pulls
-        outbox.publish(usual.batch(number), [receipt])
-        # For the first batch, the task searches further back, in case the sink's bookmark was lost. For later batches, it finds
-        # the previous batch.
-        assert pulls <= (2048 // 32 + 4 if number == 0 else 2), (number, pulls)
-    assert usual.bodies()[20_000:] == numbered(40) * 4
 
 
 def groups_of_sinks(world: World) -> set[str]:
@@ -129,21 +73,6 @@ def groups_of_sinks(world: World) -> set[str]:
 
 
 # --- refusals
-
-
-def test_a_row_that_cannot_be_sent_is_named_and_leaves_the_queue_free(usual: World) -> None:
-    bad = pa.RecordBatch.from_pylist([{"body": b"a"}, {"body": b"b", "properties": [("x", "\x01")]}], PRODUCER_SCHEMA)
-    staging = usual.outbox().open(usual.batch(), 0)
-    staging.add(usual.queue, rows(["a1", "a2"]))
-    staging.add(usual.queue, bad)
-    with pytest.raises(MessageError) as caught:
-        staging.receipt()
-    assert caught.value.sub == "BAD_PROPERTY"
-    assert f"row 3 for queue {usual.queue}" in str(caught.value)
-    staging.abandon()
-    # If the queue were still locked, this attempt would be refused immediately.
-    usual.write(["a1", "a2", "a3"], outbox=usual.outbox(timing=replace(usual.timing, lock_wait=0.0)))
-    assert usual.bodies() == ["a1", "a2", "a3"]
 
 
 def test_a_warning_counts_messages_of_earlier_attempts_that_match_no_row(

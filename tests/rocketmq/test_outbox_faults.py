@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import pathlib
 import random
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -24,7 +22,6 @@ from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.rocketmq.sink.broker_lock import LockTiming
 from orderedmq.rocketmq.sink.broker_queue import RocketMQQueue
 from orderedmq.rocketmq.sink.message_stamp import read_stamp
-from orderedmq.rocketmq.wire.codes import RequestCode
 from tests.rocketmq.outbox_world import QUICK, SHORT_SENDS, World, numbered, rows, spoil
 from tests.rocketmq.proxy import Connection, Network, Path, Way
 from tests.waits import until
@@ -116,23 +113,6 @@ def assert_stamps_are_unique(world: World) -> None:
     assert max(seen.values()) == 1
 
 
-@pytest.mark.usefixtures("small_requests")
-def test_without_identity_a_lost_answer_repeats_rows_and_loses_none(
-    usual: World, network: Network, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spoil(monkeypatch, {2: lambda: cut_now(network, CUTS["answer lost"])})
-    outbox = usual.outbox(network.address)
-    names = numbered(30)
-    staging = outbox.open(SinkBatch(None), 0)
-    staging.add(usual.queue, rows(names))
-    receipt = staging.receipt()
-    assert not outbox.publish(SinkBatch(None), [receipt]).replayed
-    bodies = usual.bodies()
-    assert list(dict.fromkeys(bodies)) == names
-    assert 0 < len(bodies) - len(names) < len(names)
-    assert not network.broker.requests(RequestCode.LOCK_BATCH_MQ)
-
-
 # --- brokers and tasks that die
 
 
@@ -207,44 +187,6 @@ def test_each_row_is_stored_once_although_the_broker_pauses_for_longer_than_a_se
         assert list(dict.fromkeys(bodies)) == expected
         if identity:
             assert bodies == expected
-
-
-CHILD = """
-import sys
-from orderedmq.broker import SinkBatch
-from orderedmq.model import MessageQueue
-from orderedmq.rocketmq.codec import encode
-from orderedmq.rocketmq.net.client import Client
-from orderedmq.rocketmq.messages.log import RocketMQLog
-from orderedmq.rocketmq.sink.outbox import RocketMQOutbox
-from tests.rocketmq.outbox_world import numbered, rows
-address, sink, topic, broker, number = sys.argv[1:]
-encode.TARGET_BYTES = 2000
-client = Client(address)
-staging = RocketMQOutbox(client, RocketMQLog(client)).open(SinkBatch(sink, int(number)), 0)
-for part in range(100):
-    staging.add(MessageQueue(topic, broker, 0), rows(numbered(20, 20 * part)))
-    staging.start()
-    if part == 50:
-        print("half", flush=True)
-        sys.stdin.readline()
-staging.receipt()
-"""
-
-
-def test_the_rows_of_a_killed_process_are_completed_by_the_next_attempt(quick: World) -> None:
-    arguments = [quick.cluster.address, quick.sink, quick.topic, quick.queue.broker_name, "0"]
-    command = [sys.executable, "-c", CHILD, *arguments]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT) as child:
-        assert child.stdout is not None
-        child.stdout.readline()
-        # The child's threads may still be sending rows that were added so far.
-        until(lambda: bool(quick.bodies()))
-        child.kill()
-    assert 0 < len(quick.bodies()) < 2000
-    quick.outbox().publish(quick.batch(), [quick.write(numbered(2000))])
-    assert quick.bodies() == numbered(2000)
-    assert_stamps_are_unique(quick)
 
 
 @pytest.mark.holds("sink once")

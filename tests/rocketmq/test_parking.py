@@ -159,17 +159,6 @@ def test_another_process_recognises_parked_messages(usual: Lots) -> None:
 # -- the content of a parked copy --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.holds("parked as sent")
-def test_a_parked_copy_has_the_key_and_all_columns_of_its_message(usual: Lots) -> None:
-    columns = {"tags": ["t", None], "keys": [None, "k"], "sharding_key": ["s", None], "properties": [[("own", "x")], None]}
-    begin = usual.log.append({usual.queue: rows([b"\0\xff", b""], **columns)})[usual.queue].begin
-    assert usual.park(begin, begin + 1, 0) == [True] * 3
-    wanted = ("body", "tags", "keys", "sharding_key", "message_id")
-    sent, copies = (read(usual.broker, queue, at, wanted) for queue, at in ((usual.queue, begin), (usual.lot, 0)))
-    assert copies[:2] == sent
-    assert copies[2]["body"] == b"0"
-
-
 def test_an_error_is_cut_where_properties_leave_no_room_and_full_properties_are_refused_by_name(usual: Lots) -> None:
     full, overfull = ([("p", "x" * size)] for size in (FULL, OVERFULL))
     begin = usual.log.append({usual.queue: rows(["full", "overfull"], properties=[full, overfull])})[usual.queue].begin
@@ -181,14 +170,6 @@ def test_an_error_is_cut_where_properties_leave_no_room_and_full_properties_are_
     assert (ticket.offset, set(ticket.error)) == (begin, {"e"})
     assert condition(lambda: usual.park(0, begin + 1)) == "MESSAGE.PROPERTIES_TOO_LARGE"
     assert usual.parked() == ["full"]
-
-
-def test_more_messages_than_one_request_carries_are_parked_in_the_order_of_the_puts(usual: Lots) -> None:
-    begin = usual.log.append({usual.queue: rows([f"{number:0500}" * 100 for number in range(120)])})[usual.queue].begin
-    # The offsets are close together, far apart, and in descending order.
-    offsets = [begin + at for at in (*range(60), 110, 70, 119, 65)]
-    assert usual.park(*offsets) == [True] * len(offsets)
-    assert [int(body[:500]) + begin for body in usual.parked()] == offsets
 
 
 # -- the topic --------------------------------------------------------------------------------------------------------------------
@@ -218,14 +199,3 @@ def test_lots_are_created_at_each_broker_of_the_topic_once_it_is_reachable(two_b
         [token] = world.lock(world.broker, world.client, [queue])
         assert world.broker.groups.park(token, parkings(queue, [0])) == [True]
         assert world.log.queues(world.lot.topic) == [parked_queue(world.group, queue) for queue in world.queues]
-
-
-def test_a_lot_grows_with_its_topic(usual: Lots) -> None:
-    assert usual.park(0) == [True]
-    usual.broker.admin.add_queues(usual.topic, 4)
-    queue = usual.log.queues(usual.topic)[3]
-    usual.send(queue, 1)
-    tokens = usual.lock(usual.broker, usual.client, [usual.queue, queue])
-    assert usual.broker.groups.park(tokens[1], parkings(queue, [0])) == [True]
-    assert usual.log.topic(usual.lot.topic).queues == 4
-    assert usual.parked() == ["0"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import re
 import threading
@@ -16,14 +15,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
-from typer.testing import CliRunner
 
 import orderedmq
 from ordered_sink.writer import target_queues
 from ordered_source.columns import full_schema
 from ordered_source.stream_reader import StreamReader
 from orderedmq.broker import Broker
-from orderedmq.cli import app
 from orderedmq.errors import DataLossError, RocketMQUnavailableError, TopicError
 from orderedmq.model import MessageQueue
 from orderedmq.options.parse import parse
@@ -34,7 +31,7 @@ from orderedmq.rocketmq.local.probe import ask
 from orderedmq.rocketmq.local.servers import BrokerServer, Cluster
 from orderedmq.rocketmq.messages import log as log_module
 from orderedmq.rocketmq.net.client import Client
-from orderedmq.rocketmq.wire import admin_requests, message_requests
+from orderedmq.rocketmq.wire import admin_requests
 from orderedmq.tools.producer import Producer
 from tests.micro_batches import Checkpoint, MicroBatchLoop
 from tests.rocketmq.peers import Peers
@@ -315,33 +312,3 @@ def test_a_topic_with_fewer_queues_for_reading_or_for_writing_is_read_and_writte
     world.resize(world.cluster.brokers[1], 4, 4)
     until(lambda: read_all(run) and len(bodies) == 100, "every row was read")
     assert len(set(bodies)) == 100
-
-
-def test_tools_do_not_show_a_topic_that_may_not_be_read_as_empty(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_module, "READABLE_PATIENCE", 0.5)
-    run = CliRunner()
-    letters = f"%DLQ%{world.topic}-g"
-    with Client(world.cluster.address) as client:
-        for broker in world.cluster.brokers:
-            for name in (world.topic, letters):
-                client.call_address(broker.address, admin_requests.create_topic(name, 2, perm=2), soon())
-    until(
-        lambda: world.broker.log.readable(world.topic) == [] == world.broker.log.readable(letters), "the routes have the change"
-    )
-    with Client(world.cluster.address) as client:
-        target = world.broker.log.queues(letters)[0]
-        sent = message_requests.send(target, b"letter", "", group="p", born=0)
-        client.call(sent, soon(), topic=letters, broker_name=target.broker_name)
-    for command in (
-        ["peek", world.topic],
-        ["peek", world.topic, "--last", "5"],
-        ["dlq", "list", f"{world.topic}-g"],
-        ["dlq", "replay", f"{world.topic}-g", "--all"],
-    ):
-        result = run.invoke(app, ["--namesrv", world.cluster.address, *command])
-        assert result.exit_code not in (0, None), (command, result.output)
-        assert "NOT_READABLE" in result.output, (command, result.output)
-    result = run.invoke(app, ["--namesrv", world.cluster.address, "--json", "topic", "describe", world.topic])
-    assert result.exit_code == 0, result.output
-    rows = [json.loads(line) for line in result.output.splitlines()]
-    assert [(row["messages"], row["readable"]) for row in rows] == [(10, False)] * 4

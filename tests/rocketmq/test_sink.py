@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 
 import orderedmq
 from orderedmq.broker import Broker
-from orderedmq.errors import OptionError, SchemaError
+from orderedmq.errors import OptionError
 from orderedmq.rocketmq.local.servers import Cluster
 from pyspark_orderedmq import DefaultSource
 from tests.contract import support
@@ -153,22 +153,3 @@ def test_a_warning_says_that_rows_of_a_key_in_two_tasks_were_sent(
     assert counts(broker, "conflicts") == [2]
     with pytest.raises(OptionError, match="UNSUPPORTED.*onKeyConflict"):
         batch_write(DefaultSource({**options, "onKeyConflict": "error"}), tasks)
-
-
-def test_rows_without_the_key_column_are_refused_and_null_keys_and_lists_of_tags_are_warned_of(
-    cluster: Cluster, broker: Broker, caplog: pytest.LogCaptureFixture
-) -> None:
-    broker.admin.create_topic("unkeyed", 2)
-    sink = DefaultSource({"namesrvAddr": cluster.address, "topic": "unkeyed"})
-    given = rows(range(20), sharding_key=[None] * 3 + [f"{number}" for number in range(3, 20)], tags=["A,B"] * 5 + ["A"] * 15)
-    for bare in (given.select(["body"]), given.select(["body", "tags"])):
-        with pytest.raises(SchemaError, match="SCHEMA.MISSING_COLUMN"):
-            batch_write(sink, [bare])
-    with caplog.at_level(logging.WARNING, "orderedmq"):
-        batch_write(sink, [given])
-    assert caplog.text.count("ORDEREDMQ_") == 2
-    assert (
-        "NULL_KEY] 3 of 20 rows have no key (column 'sharding_key' is null): they go to queues by their content" in caplog.text
-    )
-    assert "SEVERAL_TAGS] 5 of 20 rows" in caplog.text
-    assert sum(counts(broker, "unkeyed")) == 20

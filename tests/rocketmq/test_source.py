@@ -9,7 +9,6 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +17,14 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import orderedmq
-from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus, OrderPerQueue, consume_orderly, topic_watch
+from ordered_source import topic_watch
 from ordered_source.batch_reader import BatchReader
 from ordered_source.columns import full_schema
 from ordered_source.stream_reader import StreamReader
 from orderedmq.broker import Broker
-from orderedmq.errors import DataLossError, GroupError, LockError, OptionError
+from orderedmq.errors import DataLossError, GroupError, OptionError
 from orderedmq.rocketmq.local.probe import ask
 from orderedmq.rocketmq.local.servers import Cluster
-from orderedmq.rocketmq.messages import log
 from orderedmq.rocketmq.messages.topic_changes import delete_at_broker
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.wire import group_requests, message_requests
@@ -193,74 +191,7 @@ def test_a_query_that_filters_otherwise_than_a_java_member_of_its_group_is_refus
             assert connections.subscriptions[rig.source].expression == theirs, "the group's filter must not change"
 
 
-@pytest.mark.holds("exclusive")
-def test_an_exclusive_query_is_refused_by_name_while_its_group_has_a_java_member(rig: Rig, peers: Peers) -> None:
-    rig.topic()
-    rig.fill(0, 3)
-    consumer = peers.consumer(rig.cluster.address, rig.group, rig.source)
-    consumer.wait(3, 120.0)
-    with pytest.raises((GroupError, LockError)) as refused:
-        rig.run(lockTimeout="1s")
-    assert consumer.id in str(refused.value)
-    consumer.stop()
-
-
 # -- a group that others have moved -----------------------------------------------------------------------------------------------
-
-
-def test_an_exclusive_query_continues_at_the_offset_of_another_member(rig: Rig) -> None:
-    rig.topic()
-    rig.fill(0, 20)
-    rig.run()
-    rig.fill(20, 20)
-    queue = rig.broker.log.queues(rig.source)[0]
-    other = rig.broker.groups.join("another")
-    [token] = locked(rig.broker, rig.group, other, [queue])
-    rig.broker.groups.commit({token: 40})
-    rig.broker.groups.unlock([token])
-    rig.broker.groups.leave(other)
-    rig.fill(40, 3)
-    rig.run()
-    assert rig.out() == [*range(20), 40, 41, 42]
-    assert rig.offset() == 43
-
-
-def test_a_reset_by_rocketmqs_own_tools_is_followed_after_one_restart(rig: Rig, peers: Peers) -> None:
-    rig.topic()
-    rig.fill(0, 20)
-    query = rig.start().process_all_available()
-    assert rig.offset() == 20
-    peers.admin(rig.cluster.address).client.resetOffsetByTimestamp(rig.source, rig.group, 0, True)
-    rig.fill(20, 5)
-    with pytest.raises(LockError, match="ORDEREDMQ_LOCK.LOST"):
-        until(lambda: query.process_all_available() and False, "the query notices the reset", 60.0)
-    assert sum(rig.start(now=True).process_all_available().rows) == 25
-    assert rig.offset() == 25
-
-
-@pytest.mark.holds("orderly listener")
-def test_the_orderly_listener_puts_a_poison_message_where_rocketmqs_tools_look(rig: Rig) -> None:
-    rig.topic()
-    rig.fill(0, 5)
-    outcomes: list[tuple[int, str, int]] = []
-
-    def listener(messages: Sequence[Any], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
-        if messages[0].queue_offset == 2:
-            raise ValueError("no such customer")
-        return ConsumeOrderlyStatus.SUCCESS
-
-    def keep(found: pa.Table, _: int) -> None:
-        outcomes.extend(zip(*(found.column(name).to_pylist() for name in ("begin_offset", "status", "attempts"))))
-
-    order = OrderPerQueue(max_reconsume_times=1, suspend_current_queue_time_millis=10)
-    consumed = partial(consume_orderly, listener=listener, order=order)
-    source = rig.options(includeLockToken="true")
-    rig.query(source, keep, listener=consumed, available_now=True).process_all_available()
-    assert outcomes == [
-        (0, "SUCCESS", 1), (1, "SUCCESS", 1), (2, "DEAD_LETTER", 2), (3, "SUCCESS", 1), (4, "SUCCESS", 1),
-    ]  # fmt: skip
-    [letters] = until(lambda: rig.broker.log.queues(f"%DLQ%{rig.group}"), "the topic of the dead letters is known")
-    until(lambda: bodies(rig.broker, letters) == ["2"], "the dead letter is written", 30.0)
 
 
 # -- topics that are made again ----------------------------------------------------------------------------------------------------
@@ -305,18 +236,6 @@ def test_a_groups_offset_of_the_former_topic_is_not_followed(rig: Rig) -> None:
     rig.broker.groups.leave(me)
     rig.run(failOnDataLoss="false")
     assert rig.out() == [*range(20), *range(1000, 1100)]
-
-
-def test_a_recreated_topic_is_noticed_while_it_is_read(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error depends on what the query sees first: no topic, a topic without the messages that it read, or other messages."""
-    monkeypatch.setattr(log, "COMPARISON_AGE", 1.0)
-    rig.topic()
-    rig.fill(0, 20)
-    query = rig.start().process_all_available()
-    assert query.rows == [20]
-    remake(rig, 1000, 100)
-    with pytest.raises(DataLossError, match=r"DATA_LOSS.(TOPIC_RECREATED|TOPIC_DELETED|QUEUE_DELETED|BEYOND_END)"):
-        until(lambda: query.process_all_available() and False, "the query notices the other topic", 60.0)
 
 
 @pytest.mark.parametrize("routed", [False, True])

@@ -9,23 +9,16 @@ import pathlib
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import orderedmq
-from ordered_source import (
-    ConsumeOrderlyContext,
-    ConsumeOrderlyStatus,
-    OrderPerQueue,
-    consume_orderly,
-)
 from ordered_source.columns import full_schema
 from ordered_source.plan import planned_schema
 from ordered_source.stream_reader import StreamReader
-from orderedmq.broker import Broker, SinkBatch
+from orderedmq.broker import Broker
 from orderedmq.conditions import RocketMQCondition
 from orderedmq.endpoint import TlsOptions
 from orderedmq.errors import RocketMQError, RocketMQUnavailableError, TopicError
@@ -49,7 +42,6 @@ from tests.rocketmq.outbox_world import rows as sink_rows
 from tests.rocketmq.peers import Peers
 from tests.rocketmq.rocketmq_proxy import ProxyServer, bodies
 from tests.rocketmq.test_spark import Rig, in_order, rigged, sender
-from tests.rocketmq.test_static_and_acting import make_static_topic
 from tests.stopped_readers import stopped
 from tests.waits import soon, until
 
@@ -166,23 +158,6 @@ def test_a_backlog_is_read_through_a_proxy_without_a_pull_that_waits_for_its_tim
     assert len(set(map(id, lanes))) == 1, "no lane may be given up"
     assert set(asked.values()) == {1}, "no pull may fail"
     assert len(repeated) < len(asked) / 10, "the Proxy must answer nearly all pulls immediately"
-
-
-@pytest.mark.nightly
-def test_a_listener_puts_a_poison_message_aside_through_a_proxy(rig: Rig, direct: Broker) -> None:
-    source = rig.topic("in", 2)
-    direct.log.append({direct.log.queues(source)[0]: rows([b"good", b"poison", b"after"])})
-
-    def listener(messages: Sequence[Any], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
-        if bytes(messages[0].body) == b"poison":
-            raise ValueError("poison")
-        return ConsumeOrderlyStatus.SUCCESS
-
-    stream = rig.stream(source, includeLockToken="true")
-    done = consume_orderly(stream, listener, OrderPerQueue(max_reconsume_times=0))
-    query = done.writeStream.format("noop").option("checkpointLocation", str(rig.folder / "ck")).trigger(availableNow=True)
-    query.start().awaitTermination()
-    assert [texts for texts in bodies(direct, f"%DLQ%{rig.group}").values() if texts] == [["poison"]]
 
 
 @pytest.mark.holds("features through a Proxy")
@@ -315,24 +290,6 @@ def refused(newest: Cluster) -> str:
     return "refused"
 
 
-def test_a_static_topic_behind_a_proxy_is_refused_by_name(
-    newest: Cluster, peers: Peers, direct: Broker, through: Broker
-) -> None:
-    make_static_topic(peers, newest, "proxied-static", 4)
-    queues = until(lambda: _queues(through, "proxied-static"), "the topic exists")
-    with pytest.raises(RocketMQError) as error:
-        through.log.bounds(queues)
-    assert error.value.sub == RocketMQCondition.STATIC_TOPIC
-    for queue in queues:
-        with pytest.raises(RocketMQError) as error:
-            through.log.append({queue: rows([b"a"])})
-        assert error.value.sub == RocketMQCondition.STATIC_TOPIC
-        staging = through.outbox.open(SinkBatch("a sink", 0, topic="proxied-static"), 0)
-        with pytest.raises(RocketMQError) as error:
-            staging.add(queue, rows([b"a"]))
-        assert error.value.sub == RocketMQCondition.STATIC_TOPIC
-
-
 def _queues(broker: Broker, topic: str) -> list[MessageQueue]:
     try:
         return broker.log.queues(topic)
@@ -350,17 +307,6 @@ def test_a_proxy_gets_traces_of_calls_but_not_of_sends(direct: Broker, through: 
     traced.trace(TracedCall("billing", "DefaultRegion", "REQUEST", 1, (TracedMessage("ID", None, 0),)))
     [trace] = until(lambda: bodies(direct, "its-traces")[0], "the trace is written", 60.0)
     assert trace == "SubBefore\x011\x01DefaultRegion\x01billing\x01REQUEST\x01ID\x010\x01null\x02"
-
-
-def test_a_message_is_not_parked_where_the_parking_lot_cannot_be_made(direct: Broker, through: Broker) -> None:
-    direct.admin.create_topic("parks", 2)
-    queue = direct.log.queues("parks")[0]
-    direct.log.append({queue: rows([b"a", b"b"])})
-    [token] = locked(through, "parker", through.groups.join("me"), [queue])
-    with pytest.raises(RocketMQError) as error:
-        through.groups.park(token, [Parking(queue, 0, Ticket(0, 1, 1, 0))])
-    assert error.value.sub == RocketMQCondition.NOT_SUPPORTED
-    assert parked_topic("parker", "parks") not in {topic.name for topic in direct.log.topics()}
 
 
 def test_a_reset_is_known_to_every_broker_behind_a_proxy(direct: Broker, through: Broker) -> None:

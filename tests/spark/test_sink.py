@@ -42,24 +42,6 @@ def test_a_key_goes_to_the_queue_that_javas_selector_chooses(rig: Rig) -> None:
         assert bodies == sorted(bodies, key=int)
 
 
-@pytest.mark.holds("same key, same queue")
-def test_a_key_that_is_a_number_goes_where_a_java_producer_of_that_type_sends_it(rig: Rig) -> None:
-    # The hash of -1 is 0 as a Long, -1 as an Integer, and 1444 as a String.
-    for name, kind, given, queues in (
-        ("long", "bigint", "auto", {"-1": 0, "17": 1, "4294967298": 3}),
-        ("int", "smallint", "auto", {"-1": 1, "17": 1, "32767": 3}),
-        ("text", "bigint", "text", {"-1": 0, "17": 2}),
-        ("parsed", "string", "int", {"-1": 1, "17": 1}),
-        ("binary", "binary", "long", {"-1": 0, "17": 1, "4294967298": 3}),
-    ):
-        rig.topic(name, 4)
-        values = ", ".join(f"('{key}')" for key in queues)
-        df = rig.spark.sql(f"select cast(k as {kind}) id, k body from values {values} as t(k)").coalesce(1)
-        save(rig, df, topic=name, shardingKey="id", shardingKeyType=given)
-        assert {body: number for number, bodies in rig.bodies(name).items() for body in bodies} == queues, name
-        assert sorted(row.sharding_key for row in rig.batch(topic=name).collect()) == sorted(queues)
-
-
 def test_route_brings_each_queue_into_one_task_in_order(rig: Rig) -> None:
     rig.topic("out", 4)
     routed = route(events(rig, 1000).repartition(3), "id", queues=4)
