@@ -204,6 +204,21 @@ def test_retention_by_age_deletes_whole_chunks_that_are_too_old(broker: Broker, 
     assert broker.admin.trim("t") == {}
 
 
+@needs("topic settings")
+def test_retention_by_age_keeps_an_old_message_beside_a_young_one(broker: Broker, clock: FakeClock):
+    """Small chunks are merged, and a chunk is deleted only when all its messages are too old."""
+    broker.admin.create_topic("t", 1, retention_seconds=100.0)
+    queue = queues_of(broker, "t")[0]
+    broker.log.append({queue: rows(["old"])})
+    clock.pass_(60)
+    broker.log.append({queue: rows(["young"])})
+    clock.pass_(60)
+    assert broker.admin.trim("t") == {}
+    assert bodies(broker, queue) == ["old", "young"]
+    clock.pass_(60)
+    assert broker.admin.trim("t") == {queue: 2}
+
+
 @pytest.mark.holds("wall clock")
 @needs("topic settings")
 def test_retention_by_age_deletes_no_sooner_where_the_wall_clock_is_set(broker: Broker, clock: FakeClock):

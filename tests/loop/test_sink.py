@@ -115,6 +115,15 @@ def test_arrows_large_types_are_written_like_the_usual_ones(rig: LoopRig) -> Non
         assert rig.bodies(topic) == {queue: bodies * 2 for queue, bodies in expected.items()}
 
 
+@pytest.mark.holds("same key, same queue")
+def test_the_rows_of_a_task_keep_their_order_in_each_queue(rig: LoopRig) -> None:
+    rig.topic("out", 4)
+    rig.save(OUT, many(1000, sharding_key=lambda n: f"k{n % 7}"))
+    queues = [list(map(int, bodies)) for bodies in rig.bodies("out").values()]
+    assert sum(len(numbers) > 100 for numbers in queues) > 1
+    assert queues == list(map(sorted, queues))
+
+
 def test_queue_id_chooses_the_queue(rig: LoopRig) -> None:
     rig.topic("out", 3)
     rows = many(9)

@@ -10,6 +10,8 @@ import pytest
 from ordered_source.stream_reader import StreamReader
 from orderedmq.errors import OptionError, OrderedMQError
 from orderedmq.model import MessageQueue
+from orderedmq.parking import Parking, Ticket
+from tests.contract.support import locked
 from tests.loop.conftest import LoopRig
 from tests.spark.conftest import numbers
 from tests.waits import until
@@ -103,6 +105,21 @@ def test_broadcasting_reads_everything_without_group_or_lock(rig: LoopRig) -> No
     rig.fill("in", 6, first=20)
     rig.start(source, {"topic": "one"}, "one", available_now=True).process_all_available()
     assert numbers(rig.bodies("one")) == list(range(26))
+
+
+@pytest.mark.holds("no silent loss of parked messages")
+def test_a_pattern_reads_neither_dead_letters_nor_parking_lots(rig: LoopRig) -> None:
+    rig.topic("in-a", 1, rows=5)
+    [queue] = rig.broker.log.queues("in-a")
+    client = rig.broker.groups.join("another query")
+    [token] = locked(rig.broker, "in-g", client, [queue])
+    rig.broker.groups.dead_letter(token, rig.broker.log.pull(queue, 0, 1, 1 << 20, ("body",)), [0])
+    rig.broker.groups.park(token, [Parking(queue, 1, Ticket(1, 1, 1, 0))])
+    rig.broker.groups.leave(client)
+    rig.topic("out", 1)
+    assert len(rig.broker.log.topics()) == 4
+    rig.run({"topicPattern": ".*in-.*", "consumerGroup": "g"}, OUT | {"topicQueueNums": 1})
+    assert numbers(rig.bodies("out")) == list(range(5))
 
 
 def test_a_pattern_reads_topics_that_appear_while_the_query_runs(rig: LoopRig) -> None:

@@ -403,6 +403,24 @@ def test_a_broker_that_has_forgotten_the_record_gets_it_again_before_it_takes_a_
         agreed.renew()
 
 
+@pytest.mark.holds("sink once")
+def test_a_list_is_recorded_at_brokers_without_queues_before_it_can_be_used() -> None:
+    cluster = Cluster(a=1, c=1)
+    cluster.brokers["c"].writable = False
+    writes: list[str] = []
+
+    def kill(where: str) -> None:
+        writes.extend([where] if where == "write" else [])
+        if len(writes) == 2:
+            raise Crash
+
+    with pytest.raises(Crash):
+        write_batch(cluster, 0, FakeBrokers(cluster, kill), cluster.proposed(), KEYS)
+    begun(cluster)
+    cluster.brokers["a"].reports, cluster.brokers["c"].writable = False, True
+    refused(cluster)
+
+
 def test_an_attempt_learns_from_any_broker_that_a_later_batch_is_committed() -> None:
     cluster = Cluster(a=1, b=1)
     cluster.brokers["a"].committed = 10

@@ -252,3 +252,25 @@ def test_a_late_attempt_of_a_committed_batch_leaves_the_entry_of_the_next_batch(
     with pytest.raises(LockError, match="HELD_BY_OTHER"):
         third.write(["a1", "a2"])
     assert cluster.bodies(0) == ["a1"]
+
+
+@pytest.mark.holds("out of order")
+def test_a_batch_whose_commit_was_interrupted_is_not_committed(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster: Any = Cluster()
+    bookmarks, [queue, _] = Bookmarks(cluster, SINK, "t"), QUEUES
+    bookmarks.commit(queue, 5, bookmarks.committed(queue, 5))
+    moved, move = list[MessageQueue](), Bookmarks.move
+
+    def move_once(self: Bookmarks, place: MessageQueue, number: int) -> None:
+        if moved:
+            raise TimeoutError
+        moved.append(place)
+        move(self, place, number)
+
+    monkeypatch.setattr(Bookmarks, "move", move_once)
+    with pytest.raises(TimeoutError):
+        bookmarks.commit(queue, 6, bookmarks.committed(queue, 6))
+    monkeypatch.setattr(Bookmarks, "move", move)
+    assert [bookmarks.committed(queue, batch).has(batch) for batch in (5, 6)] == [True, False]
+    bookmarks.commit(queue, 6, bookmarks.committed(queue, 6))
+    assert [bookmarks.committed(queue, batch).has(batch) for batch in (5, 6)] == [True, True]

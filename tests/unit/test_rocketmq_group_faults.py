@@ -39,7 +39,10 @@ QUEUE = MessageQueue("T", "a", 0)
 
 
 class Broker:
-    """A broker's members, locks and numbers. ``deleted``: topics for which it takes no offset, as from 5.3 on."""
+    """A broker's members, locks and numbers. ``deleted``: topics for which it takes no offset, as from 5.3 on.
+
+    ``reset``: queues of which it takes no offset until a pull accepts the reset by RocketMQ's own tools.
+    """
 
     def __init__(self, numbers: Mapping[tuple[str, str], str] = {}) -> None:
         """``numbers``: those that the broker wrote to disk before a restart."""
@@ -47,6 +50,7 @@ class Broker:
         self.locks: dict[str, str] = {}
         self.numbers = dict(numbers)
         self.deleted: set[str] = set()
+        self.reset: set[tuple[str, str]] = set()
         self.requests: list[RemotingCommand] = []
 
     def forget(self, *queues: MessageQueue) -> None:
@@ -85,6 +89,11 @@ class Broker:
                 link.reply(request, offset=self.numbers[place])
             case RequestCode.UPDATE_CONSUMER_OFFSET if place[0] in self.deleted:
                 link.reply(request, ResponseCode.TOPIC_NOT_EXIST, remark="topic not exist")
+            case RequestCode.UPDATE_CONSUMER_OFFSET if place in self.reset:
+                link.reply(request, remark="Offset has been previously reset")
+            case RequestCode.PULL_MESSAGE:
+                self.reset.discard(place)
+                link.reply(request, ResponseCode.PULL_NOT_FOUND, nextBeginOffset="0", minOffset="0", maxOffset="0")
             case RequestCode.UPDATE_CONSUMER_OFFSET:
                 self.numbers[place] = request.ext["commitOffset"]
                 link.reply(request)
@@ -408,6 +417,40 @@ def test_a_reset_is_not_undone_by_an_unlock(cluster: Cluster) -> None:
         RocketMQAdmin(query.client, query.log).seek("g", {QUEUE: 10}, force=True)
         query.groups.unlock([token])
         assert broker.numbers["T", "0"] == "10"
+
+
+@pytest.mark.holds("group offset")
+def test_a_reset_by_rocketmqs_tools_is_recorded_before_it_is_accepted(cluster: Cluster) -> None:
+    """If the query is killed in between, the next run must not follow its checkpoint."""
+    broker = Broker()
+    cluster.scripted("a", broker.script)
+    with contextlib.closing(Query(cluster.nameserver(), "q")) as query:
+        [token] = query.lock(QUEUE)
+        broker.reset.add(("T", "0"))
+        with pytest.raises(LockError) as caught:
+            query.groups.commit({token: 50})
+        assert caught.value.sub == LockCondition.LOST
+        requests = [(request.code, request.ext.get("queueId")) for request in broker.requests]
+        record = RequestCode.UPDATE_CONSUMER_OFFSET, str(registers.reset(QUEUE).queue_id)
+        assert requests.index(record) < requests.index((RequestCode.PULL_MESSAGE, "0"))
+        assert not broker.reset
+
+
+@pytest.mark.holds("wall clock")
+def test_a_queue_that_a_clock_ahead_has_reset_is_not_reset_again_after_its_next_grant(
+    cluster: Cluster, clock_ahead: SimpleNamespace
+) -> None:
+    broker = Broker()
+    cluster.scripted("a", broker.script)
+    with contextlib.closing(Query(cluster.nameserver(), "q")) as query:
+        clock_ahead.seconds = 600
+        offsets = query.groups._offsets
+        offsets.record_resets("g", offsets.next_epochs("g", [QUEUE]))
+        clock_ahead.seconds = 0
+        [token] = query.lock(QUEUE)
+        owner = query.owner()
+        owner.locked([token])
+        assert not owner.reset_since(QUEUE, Checkpoint("q", {QUEUE: 5}, gen={QUEUE: token.tenure}))
 
 
 def test_a_renewal_stores_a_fence_again_that_a_killed_broker_forgot(cluster: Cluster) -> None:
