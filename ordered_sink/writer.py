@@ -25,7 +25,6 @@ from orderedmq.connections import kept
 from orderedmq.errors import MessageError, TopicError
 from orderedmq.model import DEFAULT_COMPRESSION, MessageQueue, check_topic
 from orderedmq.options.sink import SinkOptions
-from orderedmq.ownership.allocate import queues_in
 from orderedmq.ownership.micro_batch import SourceRun, run_of, sink_of
 from orderedmq.routing.selector import selector
 from orderedmq.routing.sharding_key import HashedKeys, hashed_keys, key_hash64
@@ -261,7 +260,7 @@ def target_queues(broker: Broker, topic: str, options: SinkOptions) -> list[Mess
     """Return the queues that rows go to. A missing topic is created if the options give its number of queues.
 
     Raises TopicError MISSING; QUEUE_COUNT if the topic's number of queues differs from the option, because keys would then go to
-    other queues; NO_SUCH_QUEUE for a read-only topic or a machine room without queues.
+    other queues; NO_SUCH_QUEUE for a read-only topic.
     """
     wanted = options.topic_queue_nums
     try:
@@ -281,7 +280,7 @@ def target_queues(broker: Broker, topic: str, options: SinkOptions) -> list[Mess
             f"topic {topic!r} has {len(queues)} queues, but option topicQueueNums says {wanted}: with another number, keys go to other queues. "
             "Correct the option, or over RocketMQ wait for the broker that is away",
         )
-    return queues_in(topic, queues, options.machine_rooms) if options.machine_rooms else queues
+    return queues
 
 
 # -- keys that occur in several tasks of a batch, and therefore have no order ------------------------------------------------

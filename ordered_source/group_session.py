@@ -20,7 +20,7 @@ from orderedmq.errors import FORMER_RUN, GroupError, LockError, RocketMQUnavaila
 from orderedmq.model import MessageQueue, OffsetRange, is_parked
 from orderedmq.options.source import SourceOptions
 from orderedmq.ownership import membership
-from orderedmq.ownership.allocate import Members, divided
+from orderedmq.ownership.allocate import divided
 from orderedmq.ownership.lock import RENEW_INTERVAL, UNLOCK_DELAY, ClientIdentity, LockToken, Refusal
 from orderedmq.ownership.membership import Member, Subscription
 from orderedmq.ownership.offsets import Checkpoint, OffsetMap, offsets_to_json, ranges
@@ -226,7 +226,7 @@ class GroupSession(Session):
         self._subscription = Subscription(
             options.assignment,
             options.topic_pattern or ",".join(sorted(options.topics)),
-            options.allocation.name() if self.shared else None,
+            options.allocate_message_queue_strategy if self.shared else None,
             *((ALL, "TAG") if options.matching is None else (options.matching.expression, options.matching.kind)),
             options.parking_lot,
         )
@@ -247,14 +247,14 @@ class GroupSession(Session):
         parked = lot_token if self._options.parking_lot else None
         if not self.shared:
             return Owner(owner_id, group=self.group, lineage=self._lineage, companion=parked)
-        strategy = divided(self._options.allocation, self._client.client_id)
+        strategy = divided(self._options.allocate_message_queue_strategy, self._client.client_id)
         policy = Policy.HAND_OVER
         return Owner(owner_id, group=self.group, strategy=strategy, policy=policy, lineage=self._lineage, companion=parked)
 
     # -- members -----------------------------------------------------------------------------------------------------------
 
     def _beat(self) -> list[Member]:
-        return self._groups.heartbeat(self.group, self._client, self._subscription, self._options.allocation.room)
+        return self._groups.heartbeat(self.group, self._client, self._subscription)
 
     def _join(self) -> None:
         """Become a member. If other members exclude this query, or servers are away, wait up to lockTimeout.
@@ -283,16 +283,16 @@ class GroupSession(Session):
         # The broker does not report a change when a member dies or is paused.
         return self.shared and time.monotonic() - self._members_read >= LOCK_RETRY
 
-    def _members(self) -> Members:
-        """Return the members that divide the queues, including this query. Return no members in an exclusive group."""
+    def _members(self) -> Collection[str]:
+        """Return the client ids of the members that divide the queues, including this query. Return no members in an exclusive group."""
         self._members_read = time.monotonic()
         if not self.shared:
-            return {}
+            return ()
         members = self._groups.members(self.group)
         if all(member.client_id != self._client.client_id for member in members):
             # This process was paused for longer than a membership lasts without a heartbeat.
             members = self._beat()
-        return {member.client_id: member.room for member in members if member.subscription == self._subscription}
+        return {member.client_id for member in members if member.subscription == self._subscription}
 
     # -- locks -------------------------------------------------------------------------------------------------------------
 

@@ -82,11 +82,8 @@ class TopicWatch:
     def _shared(self, queues: list[MessageQueue]) -> list[MessageQueue]:
         """Return the queues that the group's members divide: those that may be read, as Java's consumers also divide them.
 
-        If none of a topic's queues may be read, or the option allocateQueues names this member's queues, return all of them, so that the
-        query fails where it would read.
+        If none of a topic's queues may be read, return all of them, so that the query fails where it would read.
         """
-        if self._options.allocation.strategy == "CONFIG":
-            return queues
         divided: list[MessageQueue] = []
         for topic in self._topics:
             every = [queue for queue in queues if queue.topic == topic.name]

@@ -291,9 +291,7 @@ class Groups(Protocol):
     def leave(self, client: ClientIdentity) -> None:
         """Remove the client. Before this call, give its locks back."""
 
-    def heartbeat(
-        self, group: str, client: ClientIdentity, subscription: Subscription, room: str | None = None
-    ) -> list[Member]:
+    def heartbeat(self, group: str, client: ClientIdentity, subscription: Subscription) -> list[Member]:
         """Join the group, or renew the membership, for as long as a lock lasts. Return all members, including this client, sorted by id."""
 
     def cut_off(self, client: ClientIdentity) -> bool:

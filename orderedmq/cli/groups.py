@@ -96,7 +96,6 @@ def _member_row(group: str, seen: MemberInfo) -> dict[str, Any]:
         "assignment": subscription.assignment,
         "strategy": subscription.strategy,
         "filter": subscription.filter,
-        "room": member.room,
         "heartbeat_age": round(seen.age, 3),
         # The broker lists only members that are alive.
         "alive": True,

@@ -149,9 +149,7 @@ class EmbeddedGroups:
         with self._store.errors_mapped("look for an owner"):
             return is_alive(self._store.path, client_id)
 
-    def heartbeat(
-        self, group: str, client: ClientIdentity, subscription: Subscription, room: str | None = None
-    ) -> list[Member]:
+    def heartbeat(self, group: str, client: ClientIdentity, subscription: Subscription) -> list[Member]:
         check_group(group)
         key = layout.member_key(group, client.client_id)
 
@@ -160,7 +158,7 @@ class EmbeddedGroups:
             members = all_members(txn, group)
             mine = members.get(key)
             joined = mine.joined if mine is not None and not mine.expired(now) else txn.take_number("epoch")
-            members[key] = Member(client.owner, client.client_id, subscription, joined, now, room, self.life, client.name)
+            members[key] = Member(client.owner, client.client_id, subscription, joined, now, self.life, client.name)
             txn.put("members", key, layout.member_to_json(members[key]))
             counted = present(members.values(), now, self.alive)
             ids = {member.client_id for member in counted}

@@ -48,7 +48,7 @@ _REFUSED: Final[tuple[tuple[tuple[str, ...], str, str], ...]] = (
     (("groupIdPrefix",), "The name of a group is not generated. Use consumerGroup", _KAFKA),
     (("subscribe",), "Use topic", "Use topic"),
     (("subscribePattern",), "Use topicPattern", "Use topic"),
-    (("assign",), "An exclusive query owns every queue. Use topic, or allocateQueues", "Use messageQueueSelector=queueId"),
+    (("assign",), "An exclusive query owns every queue. Use topic", "Use messageQueueSelector=queueId"),
     (("startingOffsetsByTimestamp", "startingOffsetsByTimestampStrategy"), "Use startingTimestamp", _KAFKA),
     (("endingOffsetsByTimestamp",), "Use endingTimestamp", _KAFKA),
     (("includeHeaders",), "Use includeProperties", "Write a column properties"),
@@ -58,6 +58,16 @@ _REFUSED: Final[tuple[tuple[tuple[str, ...], str, str], ...]] = (
         ("delayedRows",),
         "It belonged to the writer, which delays no rows",
         "A delayed message has no order. Write the rows when they are due, or send them with RocketMQ's own producer",
+    ),
+    (
+        ("machineRooms", "machineRoom"),
+        "Queues are divided without regard to machine rooms. Drop the option, and give the topic queues only at brokers near the query",
+        "Rows go to all queues of a topic. Drop the option, and give the topic queues only at the brokers that should store its rows",
+    ),
+    (
+        ("allocateQueues", "allocateInner"),
+        "Members divide the queues by allocateMessageQueueStrategy=AVG, AVG_BY_CIRCLE or CONSISTENT_HASH. Use one of these",
+        "It belonged to the reader. Drop it",
     ),
     (
         ("retryTopic",),

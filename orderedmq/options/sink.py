@@ -21,11 +21,9 @@ from orderedmq.options.values import (
     half_given,
     integer,
     invalid,
-    no_rooms,
     option,
     parse_bool,
     parse_group,
-    parse_rooms,
     parse_size,
     parse_topic,
     shown,
@@ -39,10 +37,10 @@ OnReplayDiffers = Literal["error", "skip"]
 Compression = Literal["none", "lz4"]
 
 #: Selectors that choose a queue by the key.
-_BY_KEY: Final = ("hash", "mod", "machineRoom")
+_BY_KEY: Final = ("hash", "mod")
 #: The value of shardingKey for rows without a key.
 NO_KEY: Final = "none"
-_SELECTORS: Final = {"hash": "hash", "mod": "mod", "random": "random", "queueid": "queueId", "machineroom": "machineRoom"}
+_SELECTORS: Final = {"hash": "hash", "mod": "mod", "random": "random", "queueid": "queueId"}
 #: Maximum size of the rows that a task sorts. They become one Arrow array per column, and an array of texts holds less than 2 GiB.
 _MAX_BUFFER: Final = 2 * 1024**3
 #: Maximum length of txnAppId, which is limited because it becomes a key in the store.
@@ -100,7 +98,7 @@ def _selector(text: str, option: str) -> str:
     if not colon or not all(part.isidentifier() and not keyword.iskeyword(part) for part in (*module.split("."), function)):
         raise invalid(
             option,
-            f"{shown(text)} is not hash, mod, random, queueId, machineRoom or module:function. Write for example my.rules:choose",
+            f"{shown(text)} is not hash, mod, random, queueId or module:function. Write for example my.rules:choose",
         )
     return text
 
@@ -137,8 +135,8 @@ def parse_order_by(text: str, option: str = "order_by") -> tuple[SortColumn, ...
 class SinkOptions(BrokerOptions):
     """The checked options of a writer. Sizes in bytes.
 
-    ``topic`` None: rows need the column topic. ``selector`` is ``hash``, ``mod``, ``random``, ``queueId``, ``machineRoom`` or
-    ``module:function``; only ``machineRoom`` has ``machine_rooms``. ``topic_queue_nums`` None: a missing topic is an error.
+    ``topic`` None: rows need the column topic. ``selector`` is ``hash``, ``mod``, ``random``, ``queueId`` or
+    ``module:function``. ``topic_queue_nums`` None: a missing topic is an error.
     ``sink_group`` None: the broker chooses its name. ``txn_app_id`` and ``txn_version`` are both None or both set.
     """
 
@@ -155,16 +153,10 @@ class SinkOptions(BrokerOptions):
     )
     selector: str = option(
         _selector,
-        "how a row's queue is chosen: hash (as in Java), mod (key % queues), random, queueId (the column queue_id), machineRoom, or "
+        "how a row's queue is chosen: hash (as in Java), mod (key % queues), random, queueId (the column queue_id), or "
         "module:function",
         "hash",
         name="messageQueueSelector",
-    )
-    machine_rooms: tuple[str, ...] = option(
-        parse_rooms,
-        "with machineRoom and namesrvAddr: rooms to write to: a,b for brokers a@... and b@... (the key's hash chooses among their queues)",
-        absent=(),
-        shown="required by machineRoom",
     )
     topic_queue_nums: int | None = option(
         integer(1, MAX_QUEUES, 8),
@@ -237,7 +229,6 @@ class SinkOptions(BrokerOptions):
         super().check(given, streaming)
         _check_txn(given, streaming)
         _check_key(self, given)
-        _check_machine_rooms(self)
         _check_broker(self, given)
         if "customizedTraceTopic" in given and not self.enable_msg_trace:
             raise conflict("option customizedTraceTopic needs enableMsgTrace=true. Set it, or drop customizedTraceTopic")
@@ -255,20 +246,6 @@ def _check_key(options: SinkOptions, given: Collection[str]) -> None:
     if selector == "mod" and key_type == "text":
         raise conflict(
             "option messageQueueSelector=mod needs keys that are whole numbers, so it excludes shardingKeyType=text. Use long, or hash"
-        )
-
-
-def _check_machine_rooms(options: SinkOptions) -> None:
-    selector = options.selector
-    if selector != "machineRoom" and options.machine_rooms:
-        raise conflict(
-            f"option machineRooms needs messageQueueSelector=machineRoom, not {selector}. Set it, or drop machineRooms"
-        )
-    if selector == "machineRoom" and options.endpoint.embedded:
-        raise no_rooms("messageQueueSelector=machineRoom", "is not supported with path", "Use hash")
-    if selector == "machineRoom" and not options.machine_rooms:
-        raise OptionError(
-            OptionCondition.MISSING, "option messageQueueSelector=machineRoom needs the rooms to write to. Set machineRooms"
         )
 
 

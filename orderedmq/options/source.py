@@ -24,22 +24,18 @@ from orderedmq.options.values import (
     conflict,
     integer,
     invalid,
-    no_rooms,
     option,
     parse_bool,
     parse_duration,
     parse_group,
     parse_name,
     parse_offsets_json,
-    parse_queues_json,
-    parse_room,
-    parse_rooms,
     parse_size,
     parse_timestamp,
     parse_topic,
     shown,
 )
-from orderedmq.ownership.allocate import INNER_STRATEGIES, STRATEGIES, Allocation
+from orderedmq.ownership.allocate import STRATEGIES
 from orderedmq.parking import origin, read_as_a_stream
 from orderedmq.rows.dead_letters import dead_letter_topic
 from orderedmq.rows.filters import ALL, Filter
@@ -63,13 +59,6 @@ _START_OF: Final[Mapping[ConsumeFrom, StartKind]] = {"first": "earliest", "last"
 _NO_PREFETCH: Final = "a task does not prefetch from a store, where pullBatchSize limits the rows of one read"
 _ADMISSION: Final = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "maxBytesPerTrigger")
 _STRATEGY: Final = "allocateMessageQueueStrategy"
-#: Options that only one strategy uses: option → (strategy, meaning of the option, or None if the strategy does not require it).
-_PARTS: Final = {
-    "allocateQueues": ("CONFIG", "the queues of this query"),
-    "machineRooms": ("MACHINE_ROOM", "the rooms whose queues the group consumes"),
-    "machineRoom": ("MACHINE_ROOM_NEARBY", "the room of this query"),
-    "allocateInner": ("MACHINE_ROOM_NEARBY", None),
-}
 
 
 @dataclass(frozen=True)
@@ -222,29 +211,7 @@ class SourceOptions(BrokerOptions):
     allocate_message_queue_strategy: str = option(
         choice(STRATEGIES),
         "with assignment=shared: how queues are divided. All queries of the group need the same value: "
-        "AVG|AVG_BY_CIRCLE|CONSISTENT_HASH|CONFIG|MACHINE_ROOM|MACHINE_ROOM_NEARBY",
-        "AVG",
-    )
-    allocate_queues: tuple[MessageQueue, ...] = option(
-        parse_queues_json,
-        'with CONFIG: the queues of this query: {"orders": {"embedded": [0, 1]}}',
-        absent=(),
-        shown="required by CONFIG",
-    )
-    machine_rooms: tuple[str, ...] = option(
-        parse_rooms,
-        "with MACHINE_ROOM: rooms whose queues the group consumes: a,b for brokers a@... and b@... (the embedded broker is in no room)",
-        absent=(),
-        shown="required by MACHINE_ROOM",
-    )
-    machine_room: str | None = option(
-        parse_room,
-        "with MACHINE_ROOM_NEARBY: this query's room: a for brokers a@... (a room's queues go to the queries in that room, if any)",
-        shown="required by MACHINE_ROOM_NEARBY",
-    )
-    allocate_inner: str = option(
-        choice(INNER_STRATEGIES),
-        "with MACHINE_ROOM_NEARBY: how each room's queues are divided: AVG|AVG_BY_CIRCLE|CONSISTENT_HASH",
+        "AVG|AVG_BY_CIRCLE|CONSISTENT_HASH",
         "AVG",
     )
     #: In a cluster, a killed owner's locks remain for up to 60 s.
@@ -327,17 +294,6 @@ class SourceOptions(BrokerOptions):
     def matching(self) -> Filter | None:
         """The filter of messages, None for all messages. The brokers check SQL."""
         return self.tags if self.filter_sql is None else self.filter_sql
-
-    @property
-    def allocation(self) -> Allocation:
-        """How the members of a shared group divide its queues."""
-        return Allocation(
-            self.allocate_message_queue_strategy,
-            self.allocate_queues,
-            self.machine_rooms,
-            self.machine_room,
-            self.allocate_inner,
-        )
 
     @property
     def starting(self) -> StartingOffsets:
@@ -429,12 +385,10 @@ def _check_group(options: SourceOptions, streaming: bool | None) -> None:
 
 
 def _check_assignment(options: SourceOptions, given: Collection[str], streaming: bool | None) -> None:
-    """An option that the chosen assignment or strategy does not use is refused, because a user who sets it expects an effect."""
-    assignment, strategy = options.assignment, options.allocate_message_queue_strategy
-    if assignment != "shared":
-        for name in (_STRATEGY, *_PARTS):
-            if name in given:
-                raise conflict(f"option {name} needs assignment=shared, not {assignment}. Set it, or drop {name}")
+    """A strategy that the assignment does not use is refused, because a user who sets it expects an effect."""
+    if options.assignment != "shared":
+        if _STRATEGY in given:
+            raise conflict(f"option {_STRATEGY} needs assignment=shared, not {options.assignment}. Set it, or drop {_STRATEGY}")
         return
     if options.message_model == "broadcasting":
         raise conflict(
@@ -446,15 +400,6 @@ def _check_assignment(options: SourceOptions, given: Collection[str], streaming:
             OptionCondition.UNSUPPORTED,
             "option assignment=shared is not supported in a batch, which owns no queue. Drop it, or use spark.readStream",
         )
-    for name, (needed, what) in _PARTS.items():
-        if name in given and strategy != needed:
-            raise conflict(f"option {name} needs {_STRATEGY}={needed}, not {strategy}. Set it, or drop {name}")
-        if what and strategy == needed and name not in given:
-            raise OptionError(OptionCondition.MISSING, f"option {_STRATEGY}={strategy} needs {what}. Set {name}")
-    if strategy == "MACHINE_ROOM" and options.endpoint.embedded:
-        effect = "would leave all queues without an owner"
-        raise no_rooms(f"{_STRATEGY}={strategy}", effect, "Use AVG, or MACHINE_ROOM_NEARBY with machineRoom")
-    _require_read(options, "allocateQueues", options.allocate_queues)
 
 
 def _check_parking(options: SourceOptions, given: Collection[str], streaming: bool | None) -> None:

@@ -18,7 +18,7 @@ from typing import Any, Final, NoReturn, TypeVar
 
 from orderedmq.conditions import OptionCondition
 from orderedmq.errors import GroupError, OptionError, TopicError
-from orderedmq.model import EMBEDDED_BROKER, LAST_MS, MAX_QUEUES, MessageQueue, check_group, check_topic
+from orderedmq.model import LAST_MS, MAX_QUEUES, MessageQueue, check_group, check_topic
 
 T = TypeVar("T")
 #: Turns an option's text and name into its value; raises OptionError INVALID (or UNSUPPORTED).
@@ -113,14 +113,6 @@ def half_given(option: str, other: str) -> OptionError:
 def only_for_cluster(option: str, why: str) -> OptionError:
     """Return the error for a RocketMQ option that is given with a path. ``why``: the reason that a store does not need the option."""
     return conflict(f"option {option} belongs to a RocketMQ cluster: {why}. Set namesrvAddr, or drop {option}")
-
-
-def no_rooms(option: str, effect: str, remedy: str) -> OptionError:
-    """Return the error for an option value that uses machine rooms, if it is given with a path. ``remedy`` is a sentence."""
-    return OptionError(
-        OptionCondition.UNSUPPORTED,
-        f"option {option} {effect}: it needs brokers named room@name, but the embedded broker's name is {EMBEDDED_BROKER}. {remedy}",
-    )
 
 
 def parse_bool(text: str, option: str) -> bool:
@@ -295,29 +287,11 @@ def parse_name(text: str, option: str) -> str:
     return text.strip()
 
 
-def parse_rooms(text: str, option: str) -> tuple[str, ...]:
-    """Return the machine rooms of a comma-separated list, in the same order."""
-    rooms = tuple(parse_room(name.strip(), option) for name in text.split(","))
-    for index, room in enumerate(rooms):
-        if room in rooms[:index]:
-            raise invalid(option, f"{shown(room)} is named twice. Name each room once")
-    return rooms
-
-
-def parse_room(text: str, option: str) -> str:
-    """Return the name of a machine room, which is the part before the @ in a broker's name. It contains neither @ nor a comma."""
-    if not text or "@" in text or "," in text or not text.isprintable():
-        example = "room-a, or room-a,room-b" if option == "machineRooms" else "room-a"
-        raise invalid(option, f"{shown(text)} is not a room. Write a name without @ and comma, for example {example}")
-    return text
-
-
 #: Values that a user may write instead of an offset: the queue's end (LATEST) and its first stored message (EARLIEST).
 LATEST: Final = -1
 EARLIEST: Final = -2
 
 OFFSETS_EXAMPLE: Final = '{"orders": {"embedded": {"0": 23, "1": -2}}}'
-QUEUES_EXAMPLE: Final = '{"orders": {"embedded": [0, 1]}}'
 
 
 class _Pairs(list[tuple[str, object]]):
@@ -330,9 +304,9 @@ def parse_offsets_json(text: str, option: str) -> dict[MessageQueue, int]:
     Raises OptionError INVALID.
     """
     offsets: dict[MessageQueue, int] = {}
-    for topic, broker, queues in _brokers(text, option, OFFSETS_EXAMPLE):
+    for topic, broker, queues in _brokers(text, option):
         where = f"topic {shown(topic)}, broker {shown(broker)}"
-        for queue_id, offset in _members(queues, where, "queues", option, OFFSETS_EXAMPLE):
+        for queue_id, offset in _members(queues, where, "queues", option):
             if not re.fullmatch(r"0|[1-9][0-9]{0,5}", queue_id) or int(queue_id) >= MAX_QUEUES:
                 raise invalid(option, f"{where}: {shown(queue_id)} is not a queue id. Write for example 0")
             # bool is a subclass of int in Python, but true is not a number in JSON.
@@ -346,23 +320,7 @@ def parse_offsets_json(text: str, option: str) -> dict[MessageQueue, int]:
     return offsets
 
 
-def parse_queues_json(text: str, option: str) -> tuple[MessageQueue, ...]:
-    """Return the queues in ``{"topic": {"broker": [queue id, ...]}}``. Raises OptionError INVALID."""
-    queues: list[MessageQueue] = []
-    for topic, broker, ids in _brokers(text, option, QUEUES_EXAMPLE):
-        where = f"topic {shown(topic)}, broker {shown(broker)}"
-        for queue_id in _elements(ids, where, "queues", option, QUEUES_EXAMPLE):
-            # bool is a subclass of int in Python, but true is not a number in JSON.
-            if not isinstance(queue_id, int) or isinstance(queue_id, bool) or not 0 <= queue_id < MAX_QUEUES:
-                raise invalid(option, f"{where}: {_json_shown(queue_id)} is not a queue id. Write for example 0")
-            queue = MessageQueue(topic, broker, queue_id)
-            if queue in queues:
-                raise invalid(option, f"{where}: queue {queue_id} is named twice. Name it once")
-            queues.append(queue)
-    return tuple(queues)
-
-
-def _brokers(text: str, option: str, example: str) -> Iterator[tuple[str, str, object]]:
+def _brokers(text: str, option: str) -> Iterator[tuple[str, str, object]]:
     """Yield (topic, broker, JSON value of its queues). Raises OptionError INVALID during the iteration."""
     try:
         root: object = json.loads(text, object_pairs_hook=_Pairs, parse_constant=_refuse_constant)
@@ -370,37 +328,28 @@ def _brokers(text: str, option: str, example: str) -> Iterator[tuple[str, str, o
         why = (
             f"{error.msg} at character {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else "bad number or nesting"
         )
-        raise invalid(option, f"the value is not JSON ({why}). Write for example {example}") from error
-    for topic, inside in _members(root, "the whole JSON", "topics", option, example):
+        raise invalid(option, f"the value is not JSON ({why}). Write for example {OFFSETS_EXAMPLE}") from error
+    for topic, inside in _members(root, "the whole JSON", "topics", option):
         try:
             check_topic(topic, writing=False)
         except TopicError as error:
-            raise invalid(option, f"{error.message}. Write for example {example}") from error
-        for broker, queues in _members(inside, f"topic {shown(topic)}", "brokers", option, example):
+            raise invalid(option, f"{error.message}. Write for example {OFFSETS_EXAMPLE}") from error
+        for broker, queues in _members(inside, f"topic {shown(topic)}", "brokers", option):
             yield topic, broker, queues
 
 
-def _members(value: object, where: str, what: str, option: str, example: str) -> Iterator[tuple[str, object]]:
+def _members(value: object, where: str, what: str, option: str) -> Iterator[tuple[str, object]]:
     """Yield the members of a JSON object. Raises OptionError INVALID if it is empty or repeats a key."""
     if not isinstance(value, _Pairs):
-        raise invalid(option, f"{where}: {_json_shown(value)} is not an object of {what}. Write for example {example}")
+        raise invalid(option, f"{where}: {_json_shown(value)} is not an object of {what}. Write for example {OFFSETS_EXAMPLE}")
     if not value:
-        raise invalid(option, f"{where} names no {what}. Write for example {example}")
+        raise invalid(option, f"{where} names no {what}. Write for example {OFFSETS_EXAMPLE}")
     seen: set[str] = set()
     for key, member in value:
         if key in seen:
             raise invalid(option, f"{where}: {shown(key)} is named twice in {what}. Name it once")
         seen.add(key)
         yield key, member
-
-
-def _elements(value: object, where: str, what: str, option: str, example: str) -> list[object]:
-    """Return the elements of a JSON array. Raises OptionError INVALID if it is empty."""
-    if not isinstance(value, list) or isinstance(value, _Pairs):
-        raise invalid(option, f"{where}: {_json_shown(value)} is not a list of {what}. Write for example {example}")
-    if not value:
-        raise invalid(option, f"{where} names no {what}. Write for example {example}")
-    return value
 
 
 def _json_shown(value: object) -> str:

@@ -63,17 +63,13 @@ def _difference(name: str, mine: object, theirs: object) -> str:
 
 @dataclass(frozen=True)
 class Member:
-    """A client in a group. ``joined`` orders members by their first heartbeat. ``room`` is its machine room, if it reports one.
-
-    ``name`` is a label for people.
-    """
+    """A client in a group. ``joined`` orders members by their first heartbeat. ``name`` is a label for people."""
 
     owner: str
     client_id: str
     subscription: Subscription
     joined: int
     renewed: Instant
-    room: str | None = None
     life: float = MEMBER_LIFE
     name: str | None = None
 

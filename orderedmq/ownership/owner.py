@@ -38,7 +38,7 @@ from types import MappingProxyType
 from typing import Final
 
 from orderedmq.model import MessageQueue, OffsetRange
-from orderedmq.ownership.allocate import NO_MEMBERS, Members, Strategy, all_queues
+from orderedmq.ownership.allocate import Strategy, all_queues
 from orderedmq.ownership.lock import LockToken, Refusal
 from orderedmq.ownership.offsets import Checkpoint, OffsetMap, ranges
 from orderedmq.ownership.owned_queue import Owned, Step
@@ -135,7 +135,7 @@ class Owner:
     # -- the boundary between two micro-batches: nothing is in flight -------------------------------------------------------
 
     def boundary(
-        self, start: Checkpoint, queues: Sequence[MessageQueue], members: Members = NO_MEMBERS
+        self, start: Checkpoint, queues: Sequence[MessageQueue], members: Collection[str] = ()
     ) -> list[Commit | Unlock | Lock]:
         """Return the actions at a boundary, in this order: commit processed messages, unlock unwanted queues, lock missing ones.
 

@@ -281,12 +281,12 @@ def _invalid(path: str, why: str, remedy: str) -> OptionError:
 def selector(name: str, seed: int, *, by_content: bool = False) -> Selector:
     """Return the selector that the option messageQueueSelector names.
 
-    ``name`` is hash, mod, random, queueId, machineRoom, or package.module:function. ``seed`` (>= 0) is derived from the batch
+    ``name`` is hash, mod, random, queueId, or package.module:function. ``seed`` (>= 0) is derived from the batch
     and the partition, so that a retry chooses the same queues. With ``by_content``, the content decides for rows without a key, and for
-    all rows under random. For machineRoom, the caller offers only the queues of the rooms (`allocate.queues_in`). Raises OptionError INVALID.
+    all rows under random. Raises OptionError INVALID.
     """
     match name:
-        case "hash" | "machineRoom":
+        case "hash":
             return HashSelector(seed, by_content=by_content)
         case "mod":
             return ModSelector(seed, by_content=by_content)
@@ -295,5 +295,5 @@ def selector(name: str, seed: int, *, by_content: bool = False) -> Selector:
         case "queueId":
             return QueueIdSelector()
     if ":" not in name:
-        raise _invalid(name, "is not a selector", "Use hash, mod, random, queueId, machineRoom or package.module:function")
+        raise _invalid(name, "is not a selector", "Use hash, mod, random, queueId or package.module:function")
     return FunctionSelector(load_function(name), name)

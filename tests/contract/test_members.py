@@ -35,9 +35,9 @@ LONGEST = MAX_NAME_LENGTH - len(DEAD_LETTER_PREFIX)
 def test_a_heartbeat_makes_a_member_that_everyone_sees(place: Place, broker: Broker, clock: FakeClock):
     me = replace(broker.groups.join("me"), name="billing")
     assert ids(broker) == []
-    subscription = Subscription("shared", "orders,invoices", "machine room", "red || blue")
-    [member] = broker.groups.heartbeat("g", me, subscription, "room-1")
-    assert (member.owner, member.client_id, member.subscription, member.room) == ("me", me.client_id, subscription, "room-1")
+    subscription = Subscription("shared", "orders,invoices", "AVG", "red || blue")
+    [member] = broker.groups.heartbeat("g", me, subscription)
+    assert (member.owner, member.client_id, member.subscription) == ("me", me.client_id, subscription)
     assert member.name == "billing"
     if "clock" not in place.lacks:
         assert member.renewed == clock.instant()
@@ -164,13 +164,13 @@ def test_long_client_ids_that_begin_alike_are_two_members(broker: Broker):
     assert ids(broker) == known(*clients)
 
 
-def test_a_renewed_heartbeat_brings_the_subscription_and_the_room_up_to_date(place: Place, broker: Broker, clock: FakeClock):
+def test_a_renewed_heartbeat_brings_the_subscription_up_to_date(place: Place, broker: Broker, clock: FakeClock):
     me = broker.groups.join("me")
-    broker.groups.heartbeat("g", me, SHARED, "room-1")
+    broker.groups.heartbeat("g", me, SHARED)
     clock.pass_(20)
     new = Subscription("exclusive", "invoices")
     [member] = broker.groups.heartbeat("g", me, new)
-    assert (member.subscription, member.room) == (new, None)
+    assert member.subscription == new
     if "clock" not in place.lacks:
         assert member.renewed == clock.instant()
     assert broker.groups.members("g") == [member]

@@ -130,11 +130,10 @@ def test_explicit_starting_offsets_hold_only_where_the_shared_group_never_commit
 def test_starting_offsets_as_json_name_every_queue_of_a_shared_group(shared: LoopRig) -> None:
     shared.fill("in", 80)
     every = json.dumps({"in": {"embedded": {str(queue): 3 for queue in range(QUEUES)}}})
-    own = {"allocateMessageQueueStrategy": "CONFIG", "allocateQueues": '{"in": {"embedded": [0, 1]}}'}
-    query = start(shared, "one", startingOffsets=every, **own)
-    assert query.batches[0].ranges == {f"in/embedded/{queue}": (3, 10) for queue in (0, 1)}
+    query = start(shared, "one", startingOffsets=every)
+    assert query.batches[0].ranges == {f"in/embedded/{queue}": (3, 10) for queue in range(QUEUES)}
     with pytest.raises(OptionError, match="in/embedded/8"):
-        start(shared, "two", startingOffsets=every.replace('"7"', '"7": 3, "8"'), **own | {"consumerGroup": "other"})
+        start(shared, "two", startingOffsets=every.replace('"7"', '"7": 3, "8"'), consumerGroup="other")
 
 
 def test_an_available_now_run_ends_with_a_warning_if_others_hold_all_its_queues(world: LoopWorld) -> None:

@@ -115,15 +115,15 @@ def test_a_group_that_is_not_there(run: Run, store: Path, arguments: list[str]) 
 def test_describe_shows_members_and_queues(run: Run, text: Run, broker: Broker) -> None:
     first, second = broker.log.queues("a")
     first_member, second_member = broker.groups.join("query-1"), broker.groups.join("query-2")
-    broker.groups.heartbeat("g", first_member, SHARED, room="r1")
+    broker.groups.heartbeat("g", first_member, SHARED)
     broker.groups.heartbeat("g", second_member, SHARED)
     broker.groups.commit(dict.fromkeys(take(broker, "g", first_member, first), 1))
     take(broker, "g", second_member, second)
     rows = run("group", "describe", "g")
     members = [row for row in rows if row["kind"] == "member"]
-    assert [(row["client"], row["query"], row["room"]) for row in members] == [
-        (first_member.client_id, "query-1", "r1"),
-        (second_member.client_id, "query-2", None),
+    assert [(row["client"], row["query"]) for row in members] == [
+        (first_member.client_id, "query-1"),
+        (second_member.client_id, "query-2"),
     ]
     assert {(row["assignment"], row["strategy"], row["topics"], row["alive"]) for row in members} == {
         ("shared", "averagely", "a", True)

@@ -17,7 +17,7 @@ from orderedmq.endpoint import Endpoint
 from orderedmq.errors import OrderedMQError
 from orderedmq.listening.engine import Message
 from orderedmq.model import MessageQueue
-from orderedmq.ownership.allocate import Allocation, allocate
+from orderedmq.ownership.allocate import allocate
 from orderedmq.ownership.membership import Subscription, refuse
 from orderedmq.parking import SOURCE_COLUMNS
 from orderedmq.rocketmq.append.broker_port import BrokerPort, send_request
@@ -281,7 +281,7 @@ def test_a_java_consumer_and_a_query_share_a_group(usual: World, peers: Peers) -
         # The Java consumer itself reports this strategy and these topics.
         assert {member.subscription for member in members} == {usual.shared()}
         refuse(usual.group, me, members)
-        mine = allocate(Allocation("AVG"), me.client_id, usual.queues, {member.client_id: member.room for member in members})
+        mine = allocate("AVG", me.client_id, usual.queues, {member.client_id for member in members})
         theirs = [(queue.broker_name, queue.queue_id) for queue in usual.queues if queue not in mine]
         assert len(mine) == len(theirs) == 2
         # Request code 40 makes the Java consumer rebalance: it gives up our half of the queues and keeps its own half.

@@ -246,8 +246,8 @@ class Process:
     def leave(self, client: ClientIdentity) -> None:
         self._call(self.world.leave, client)
 
-    def heartbeat(self, name: str, client: ClientIdentity, subscription: Subscription, room: str | None = None) -> list[Member]:
-        return self._call(self.world.heartbeat, client, subscription, room)
+    def heartbeat(self, name: str, client: ClientIdentity, subscription: Subscription) -> list[Member]:
+        return self._call(self.world.heartbeat, client, subscription)
 
     def members(self, name: str) -> list[Member]:
         return self._call(self.world.members)

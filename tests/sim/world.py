@@ -195,12 +195,12 @@ class World:
 
     # -- the Groups protocol ---------------------------------------------------------------------------------------------------
 
-    def heartbeat(self, client: ClientIdentity, subscription: Subscription, room: str | None) -> list[Member]:
+    def heartbeat(self, client: ClientIdentity, subscription: Subscription) -> list[Member]:
         self.changes += 1
         now, known = self.instant(), self.group_members
         mine = known.get(client.client_id)
         joined = mine.joined if mine is not None and not mine.expired(now) else self._number()
-        known[client.client_id] = Member(client.owner, client.client_id, subscription, joined, now, room)
+        known[client.client_id] = Member(client.owner, client.client_id, subscription, joined, now)
         counted = present(known.values(), now, self.alive.__contains__)
         self.group_members = {member.client_id: member for member in counted}
         return counted

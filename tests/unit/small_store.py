@@ -61,7 +61,7 @@ def make(path: Path, *, small: bool = False) -> tuple[EmbeddedBroker, ClientIden
     me = broker.groups.join("me")
     tokens = locked(broker, "g", me, [first, second])
     broker.groups.commit({tokens[0]: 3, tokens[1]: 1})
-    broker.groups.heartbeat("g", me, Subscription("shared", "orders", "averagely"), "room")
+    broker.groups.heartbeat("g", me, Subscription("shared", "orders", "averagely"))
     broker.groups.dead_letter(tokens[0], rows(["0 1", "0 3"]), [1, 3])
     broker.groups.park(tokens[0], [Parking(first, at, Ticket(at, 1, 1, 99, "why")) for at in (4, 9, 8)])
     broker.groups.park(tokens[0], [Parking(PARKED, 0, Ticket(4, 2, 2, 199, "again"))])
@@ -92,7 +92,7 @@ PARKED = MessageQueue("%PARKED%g%orders", EMBEDDED_BROKER, 0)
 #: The fields that are compared.
 TOPIC = ("name", "queues", "incarnation", "retention_seconds", "retention_bytes", "compression")
 LOCK = ("group", "queue", "owner", "client_id", "epoch", "tenure", "held", "alive", "age", "remaining")
-MEMBER = ("owner", "client_id", "subscription", "joined", "renewed", "room", "life")
+MEMBER = ("owner", "client_id", "subscription", "joined", "renewed", "life")
 
 
 def named(value: object, names: tuple[str, ...]) -> Any:

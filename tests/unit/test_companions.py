@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import pytest
 
 from orderedmq.model import MessageQueue, OffsetRange
-from orderedmq.ownership.allocate import Members
 from orderedmq.ownership.lock import LockToken
 from orderedmq.ownership.offsets import Checkpoint
 from orderedmq.ownership.owner import Commit, Lock, Owner, Policy, Unlock
@@ -27,7 +26,7 @@ def parked(leader: LockToken) -> LockToken:
 
 
 def owner(policy: Policy = Policy.REFUSE, mine: Sequence[MessageQueue] = Q) -> Owner:
-    def strategy(queues: Sequence[MessageQueue], members: Members) -> Sequence[MessageQueue]:
+    def strategy(queues: Sequence[MessageQueue], members: Collection[str]) -> Sequence[MessageQueue]:
         del members
         return [queue for queue in queues if queue in mine]
 

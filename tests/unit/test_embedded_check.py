@@ -42,7 +42,7 @@ def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
         me = broker.groups.join("me")
         [token] = locked(broker, "g", me, [Q0])
         broker.groups.commit({token: 7})
-        broker.groups.heartbeat("g", me, Subscription("shared", "orders", "averagely"), "room")
+        broker.groups.heartbeat("g", me, Subscription("shared", "orders", "averagely"))
         broker.groups.dead_letter(token, rows("ab"), [3, 5])
         staging = broker.outbox.open(SinkBatch("s", 0), 0)
         staging.add(Q0, rows("ab"))

@@ -99,7 +99,7 @@ def test_members_hand_overs_letters_and_parked_keys_are_counted() -> None:
     lot.keys = {"x": KeyInLot(5, 0, [1, 2]), "y": KeyInLot(HELD, 1, [3])}
     lot.places = {1: 0, 2: 1, 3: 2}
     lot.oldest = int((NOW - 50) * 1e6)
-    member = MemberInfo(Member("q", "c", Subscription("shared", "orders"), 1, Instant("", 0.0), None, 60.0), 1.0)
+    member = MemberInfo(Member("q", "c", Subscription("shared", "orders"), 1, Instant("", 0.0), 60.0), 1.0)
     now = group(state(A, 4, 0, 4), members=[member], handed_over=3, letters=LetterCount(2, 1, 9))
     found = told(BrokerNow(NOW, [replace(now, queues=[replace(now.queues[0], lot=lot)])], {}, {}, {}), NOW)
     each = {name.removeprefix("orderedmq_group_"): list(values.values()) for name, values in found.items()}

@@ -92,24 +92,12 @@ def test_a_query_whose_servers_are_away_when_it_joins_its_group_waits_for_them(
         assert len(broker.groups.members("g")) == 1
 
 
-@pytest.mark.parametrize(
-    ("readable", "more", "divided"),
-    [
-        (QUEUES[:1], {}, QUEUES[:1]),
-        ([], {}, QUEUES),
-        (QUEUES[:1], {"allocateMessageQueueStrategy": "config", "allocateQueues": '{"in": {"embedded": [0, 1]}}'}, QUEUES),
-    ],
-    ids=["some", "none", "by configuration"],
-)
+@pytest.mark.parametrize(("readable", "divided"), [(QUEUES[:1], QUEUES[:1]), ([], QUEUES)], ids=["some", "none"])
 def test_a_shared_group_divides_the_queues_that_may_be_read(
-    broker: Broker,
-    readable: list[MessageQueue],
-    more: dict[str, str],
-    divided: list[MessageQueue],
-    monkeypatch: pytest.MonkeyPatch,
+    broker: Broker, readable: list[MessageQueue], divided: list[MessageQueue], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(EmbeddedLog, "readable", lambda self, topic: readable)
-    watch = TopicWatch(broker, parse(SourceOptions, options(broker, **more), streaming=True))
+    watch = TopicWatch(broker, parse(SourceOptions, options(broker), streaming=True))
     watch.topics()
     assert watch.queues(offsets.Checkpoint(), None, shared=True) == divided
     assert watch.queues(offsets.Checkpoint(), None, shared=False) == QUEUES

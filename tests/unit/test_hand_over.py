@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from orderedmq.model import MessageQueue
-from orderedmq.ownership.allocate import Allocation, divided
+from orderedmq.ownership.allocate import divided
 from orderedmq.ownership.lock import LockToken
 from orderedmq.ownership.offsets import Checkpoint
 from orderedmq.ownership.owner import Commit, Lock, Owner, Policy, Unlock
 
 Q0, Q1, Q2, Q3 = QUEUES = tuple(MessageQueue("orders", "embedded", number) for number in range(4))
-ALONE = {"me@1": None}
-TWO = {"me@1": None, "you@1": None}
+ALONE = {"me@1"}
+TWO = {"me@1", "you@1"}
 
 
 def token(queue: MessageQueue, epoch: int = 1) -> LockToken:
@@ -19,7 +19,7 @@ def token(queue: MessageQueue, epoch: int = 1) -> LockToken:
 
 def member(*queues: MessageQueue, strategy: str = "AVG") -> Owner:
     """A member that owns ``queues`` and has read each up to offset 0."""
-    owner = Owner("me", strategy=divided(Allocation(strategy), "me@1"), policy=Policy.HAND_OVER)
+    owner = Owner("me", strategy=divided(strategy, "me@1"), policy=Policy.HAND_OVER)
     owner.locked([token(queue) for queue in queues])
     owner.enter(Checkpoint(), dict.fromkeys(queues, 0), {})
     return owner

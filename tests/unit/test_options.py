@@ -36,7 +36,6 @@ from orderedmq.options.values import (
     parse_size,
     parse_timestamp,
 )
-from orderedmq.ownership.allocate import Allocation
 from orderedmq.rows.filters import Filter
 
 STREAM = {"path": "/data/omq", "topic": "orders", "consumerGroup": "billing"}
@@ -67,10 +66,6 @@ def starting(text: str) -> dict[str, str]:
 
 def shared(strategy: str, **more: str) -> dict[str, str]:
     return {**STREAM, "assignment": "shared", "allocateMessageQueueStrategy": strategy, **more}
-
-
-def configured(text: str) -> dict[str, str]:
-    return shared("CONFIG", allocateQueues=text)
 
 
 BAD_SOURCE = [
@@ -139,43 +134,9 @@ BAD_SOURCE = [
     Bad({**ALONE, "assignment": "Shared"}, "CONFLICT"),
     Bad({**STREAM, "assignment": "shared"}, "UNSUPPORTED", False),
     Bad({**BATCH, "assignment": "shared"}, "MISSING"),
-    *(
-        Bad({**STREAM, name: value}, "CONFLICT")
-        for name, value in (
-            ("allocateMessageQueueStrategy", "AVG"),
-            ("allocateQueues", '{"orders": {"embedded": [0]}}'),
-            ("machineRooms", "a"),
-            ("machineRoom", "a"),
-            ("allocateInner", "AVG"),
-        )
-    ),
-    *(
-        Bad(shared(strategy, **{name: value}), "CONFLICT")
-        for name, value, strategy in (
-            ("allocateQueues", '{"orders": {"embedded": [0]}}', "AVG"),
-            ("machineRooms", "a", "MACHINE_ROOM_NEARBY"),
-            ("machineRoom", "a", "CONSISTENT_HASH"),
-            ("allocateInner", "AVG", "AVG_BY_CIRCLE"),
-        )
-    ),
-    *(Bad(shared(strategy), "MISSING") for strategy in ("CONFIG", "MACHINE_ROOM", "MACHINE_ROOM_NEARBY")),
-    Bad(shared("MACHINE_ROOM_NEARBY-AVG", machineRoom="a"), "INVALID"),
-    Bad(shared("MACHINE_ROOM_NEARBY", machineRoom="a", allocateInner="CONFIG"), "INVALID"),
-    Bad(shared("machine_room", machineRooms="a, b"), "UNSUPPORTED"),
-    Bad(shared("MACHINE_ROOM", machineRooms="a,b,a"), "INVALID"),
-    Bad(shared("MACHINE_ROOM_NEARBY", machineRoom="a@b"), "INVALID"),
-    Bad(configured('{"orders": '), "INVALID"),
-    Bad(configured("{}"), "INVALID"),
-    Bad(configured('{"orders": {"embedded": []}}'), "INVALID"),
-    Bad(configured('{"orders": {"embedded": {"0": 1}}}'), "INVALID"),
-    Bad(configured('{"orders": {"embedded": 0}}'), "INVALID"),
-    Bad(configured('{"orders": {"embedded": ["0"]}}'), "INVALID"),
-    Bad(configured('{"orders": {"embedded": [true]}}'), "INVALID"),
-    Bad(configured('{"orders": {"embedded": [-1]}}'), "INVALID"),
-    Bad(configured('{"orders": {"embedded": [65536]}}'), "INVALID"),
-    Bad(configured('{"orders": {"embedded": [1, 0, 1]}}'), "INVALID"),
-    Bad(configured('{"b": {"embedded": [0]}}'), "CONFLICT"),
-    Bad(configured('{"orders": {"broker-a": [0]}}'), "INVALID"),
+    Bad({**STREAM, "allocateMessageQueueStrategy": "AVG"}, "CONFLICT"),
+    *(Bad(shared(strategy), "INVALID") for strategy in ("CONFIG", "MACHINE_ROOM", "MACHINE_ROOM_NEARBY", "MINE")),
+    *(Bad({**STREAM, name: "a"}, "UNSUPPORTED") for name in ("machineRooms", "machineRoom", "allocateQueues", "allocateInner")),
     # Durations, numbers, sizes, booleans.
     Bad({**STREAM, "lockTimeout": "10"}, "INVALID"),
     Bad({**STREAM, "lockTimeout": "1.5s"}, "INVALID"),
@@ -267,10 +228,8 @@ BAD_SINK = [
     Bad({**SINK, "messageQueueSelector": "first"}, "INVALID"),
     Bad({**SINK, "messageQueueSelector": "my.rules:"}, "INVALID"),
     Bad({**SINK, "messageQueueSelector": "a.class:f"}, "INVALID"),
-    Bad({**SINK, "messageQueueSelector": "machineRoom", "machineRooms": "a"}, "UNSUPPORTED"),
-    Bad({**SINK_CLUSTER, "messageQueueSelector": "MachineRoom"}, "MISSING"),
-    Bad({**SINK_CLUSTER, "machineRooms": "a"}, "CONFLICT"),
-    Bad({**SINK_CLUSTER, "messageQueueSelector": "machineRoom", "machineRooms": "a,a"}, "INVALID"),
+    Bad({**SINK_CLUSTER, "messageQueueSelector": "machineRoom"}, "INVALID"),
+    Bad({**SINK_CLUSTER, "machineRooms": "a"}, "UNSUPPORTED"),
     Bad({**SINK, "topicQueueNums": "0"}, "INVALID"),
     Bad({**SINK, "topicQueueNums": str(MAX_QUEUES + 1)}, "INVALID"),
     Bad({**SINK, "orderBy": "id down"}, "INVALID"),
@@ -493,33 +452,17 @@ def test_every_option_of_the_reader_arrives() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "expected"),
+    ("options", "strategy"),
     [
-        ({**STREAM, "assignment": "SHARED"}, Allocation()),
-        (shared("avg_by_circle"), Allocation("AVG_BY_CIRCLE")),
-        (shared("Consistent_Hash"), Allocation("CONSISTENT_HASH")),
-        (
-            {**configured('{"b": {"embedded": [7]}, "orders": {"embedded": [1, 0]}}'), "topic": "orders,b"},
-            Allocation(
-                "CONFIG",
-                queues=(
-                    MessageQueue("b", "embedded", 7),
-                    MessageQueue("orders", "embedded", 1),
-                    MessageQueue("orders", "embedded", 0),
-                ),
-            ),
-        ),
-        (shared("machine_room_nearby", machineRoom="Süd 1"), Allocation("MACHINE_ROOM_NEARBY", room="Süd 1")),
-        (
-            shared("MACHINE_ROOM_NEARBY", machineRoom="a", allocateInner="consistent_hash"),
-            Allocation("MACHINE_ROOM_NEARBY", room="a", inner="CONSISTENT_HASH"),
-        ),
+        ({**STREAM, "assignment": "SHARED"}, "AVG"),
+        (shared("avg_by_circle"), "AVG_BY_CIRCLE"),
+        (shared("Consistent_Hash"), "CONSISTENT_HASH"),
     ],
 )
 @pytest.mark.parametrize("streaming", [True, None])
-def test_how_queues_are_shared_arrives(options: Mapping[str, str], expected: Allocation, streaming: bool | None) -> None:
+def test_how_queues_are_shared_arrives(options: Mapping[str, str], strategy: str, streaming: bool | None) -> None:
     parsed = parse(SourceOptions, options, streaming=streaming)
-    assert (parsed.assignment, parsed.allocation) == ("shared", expected)
+    assert (parsed.assignment, parsed.allocate_message_queue_strategy) == ("shared", strategy)
     assert parse(SourceOptions, {name.lower(): value for name, value in options.items()}, streaming=streaming) == parsed
 
 
@@ -610,7 +553,6 @@ def test_every_option_of_the_writer_arrives() -> None:
         sharding_key="order_id",
         sharding_key_type="long",
         selector="queueId",
-        machine_rooms=(),
         topic_queue_nums=8,
         order_by=(SortColumn("created_at"), SortColumn("a, b", True), SortColumn("c d"), SortColumn("e")),
         order_buffer_size=1024**3,
@@ -723,13 +665,7 @@ def assert_value_or_one_line(parse: Callable[[], object]) -> None:
 def test_any_text_is_a_value_or_one_line(text: str) -> None:
     for parser in (parse_bool, parse_duration, parse_size, parse_timestamp, parse_path, integer(0)):
         assert_value_or_one_line(partial(parser, text, "x"))
-    allocations = (
-        configured(text),
-        shared("MACHINE_ROOM", machineRooms=text),
-        shared("MACHINE_ROOM_NEARBY", machineRoom=text),
-        shared(text),
-    )
-    for options in ({**STREAM, "topic": text}, starting(text), {**STREAM, text or "x": "1"}, *allocations):
+    for options in ({**STREAM, "topic": text}, starting(text), {**STREAM, text or "x": "1"}, shared(text)):
         assert_value_or_one_line(partial(parse, SourceOptions, options, streaming=True))
     for options in ({**SINK, "orderBy": text}, {**SINK, "messageQueueSelector": text}):
         assert_value_or_one_line(partial(parse, SinkOptions, options, streaming=True))
@@ -763,19 +699,11 @@ def test_how_a_cluster_is_pulled_from() -> None:
     assert verified == PullSettings("billing", verify_body_crc=True)
 
 
-def test_a_clusters_brokers_have_any_name_and_rooms() -> None:
+def test_a_clusters_brokers_have_any_name() -> None:
     offsets = '{"orders": {"broker-a": {"0": 5}}}'
     assert parse(SourceOptions, {**CLUSTER, "startingOffsets": offsets}, streaming=True).starting.offsets == {
         MessageQueue("orders", "broker-a", 0): 5
     }
-    rooms = {"assignment": "shared", "allocateMessageQueueStrategy": "MACHINE_ROOM", "machineRooms": "a,b"}
-    assert parse(SourceOptions, {**CLUSTER, **rooms}, streaming=True).allocation.rooms == ("a", "b")
-
-
-def test_a_writer_to_machine_rooms_names_them() -> None:
-    rooms = {"messageQueueSelector": "machineroom", "machineRooms": "b, a"}
-    parsed = parse(SinkOptions, {**SINK_CLUSTER, **rooms}, streaming=True)
-    assert (parsed.selector, parsed.machine_rooms) == ("machineRoom", ("b", "a"))
 
 
 def test_an_accounts_keys_are_in_no_repr_and_travel_in_a_pickle() -> None:

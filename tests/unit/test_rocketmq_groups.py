@@ -250,10 +250,8 @@ def test_tokens_by_group_and_broker() -> None:
 # -- what members report ------------------------------------------------------------------------------------------------------------
 
 
-@given(st.text(), st.text(), st.none() | st.text(), st.none() | st.text(), st.integers(0, 2**53))
-def test_the_report_of_a_member_is_decoded_as_it_was(
-    owner: str, topics: str, strategy: str | None, room: str | None, joined: int
-) -> None:
+@given(st.text(), st.text(), st.none() | st.text(), st.integers(0, 2**53))
+def test_the_report_of_a_member_is_decoded_as_it_was(owner: str, topics: str, strategy: str | None, joined: int) -> None:
     client = lock_rules.new_client(owner)
     member = Member(
         owner,
@@ -261,7 +259,6 @@ def test_the_report_of_a_member_is_decoded_as_it_was(
         Subscription("shared", topics, strategy),
         joined,
         running_info.now(),
-        room,
         running_info.CHANNEL_LIFE,
     )
     has = token(client.client_id)
@@ -323,7 +320,7 @@ def test_a_malformed_report_is_a_protocol_error(body: bytes) -> None:
 def test_a_member_of_a_newer_version_disagrees_whatever_else_it_reports(more: dict[str, Any]) -> None:
     client_id = lock_rules.new_client("a").client_id
     subscription = {"assignment": "shared", "topics": "orders", "strategy": "AVG", "format": 2}
-    own = {"owner": "a", "subscription": subscription, "joined": 7, "renewed": 1.0, "room": None, "locks": [], **more}
+    own = {"owner": "a", "subscription": subscription, "joined": 7, "renewed": 1.0, "locks": [], **more}
     info = running_info.decode(client_id, json.dumps({"properties": {running_info.OURS: json.dumps(own)}}).encode())
     assert (info.member.client_id, info.member.joined) == (client_id, 7)
     assert Subscription("shared", "orders", "AVG").differences(info.member.subscription) == [
@@ -578,5 +575,5 @@ def test_a_broker_that_got_no_heartbeat_is_not_asked_whether_it_made_the_group()
     cluster = TwoBrokers()
     identity = lock_rules.new_client("query")
     client = membership.MemberClient(cast(Client, cluster), replace(identity, client_id="me"), lambda *_: [])
-    client.send_heartbeat("g", Subscription("shared", "orders", "AVG"), None, cast(membership.Directory, cluster))
+    client.send_heartbeat("g", Subscription("shared", "orders", "AVG"), cast(membership.Directory, cluster))
     assert client.brokers("g") == ["a:1", "b:1"]

@@ -105,7 +105,7 @@ def test_the_queue_of_a_number_depends_on_its_type_and_text_is_the_former_one():
     assert queues(pa.array([17, -7, None], pa.int64()), 4)[:2] == [1, 2]
     assert queues(pa.array([17]), 4, kind="text") == queues(pa.array(["17"]), 4) == [1574 % 4]
     assert queues(pa.array(["17", "-7"]), 4, kind="long") == [1, 2]
-    assert queues(pa.array([17], pa.int8()), 4, "machineRoom") == [1]
+    assert queues(pa.array([17], pa.int8()), 4) == [1]
 
 
 @given(st.lists(st.integers(0, 2**63 - 1), max_size=20), st.integers(1, 65_536))

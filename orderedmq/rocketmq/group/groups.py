@@ -115,9 +115,7 @@ class RocketMQGroups:
         for member_client in list(self._member_clients.values()):
             self.leave(member_client.identity)
 
-    def heartbeat(
-        self, group: str, client: ClientIdentity, subscription: Subscription, room: str | None = None
-    ) -> list[Member]:
+    def heartbeat(self, group: str, client: ClientIdentity, subscription: Subscription) -> list[Member]:
         """See `Groups.heartbeat`. Membership ends with the connection, or 120 s after the last heartbeat.
 
         The first heartbeat waits for brokers that are away. Later ones do not wait, because the same thread renews locks. Raises
@@ -129,7 +127,7 @@ class RocketMQGroups:
         # A client that has left must not rejoin through a late heartbeat.
         if member_client is not None:
             patience = GROUP_TIMEOUT if member_client.in_group(group) is None else 0.0
-            self._roster.send_heartbeat(member_client, group, subscription, room, client.name, Deadline.after(patience))
+            self._roster.send_heartbeat(member_client, group, subscription, client.name, Deadline.after(patience))
         return self._roster.members(group, self.trust, patience)
 
     def cut_off(self, client: ClientIdentity) -> bool:

@@ -82,9 +82,7 @@ class MemberClient:
         known = self._groups.get(group)
         return known.member if known is not None else None
 
-    def send_heartbeat(
-        self, group: str, subscription: Subscription, room: str | None, directory: Directory, name: str | None = None
-    ) -> None:
+    def send_heartbeat(self, group: str, subscription: Subscription, directory: Directory, name: str | None = None) -> None:
         """Send a heartbeat to every broker of the topics.
 
         Raises GroupError DISAGREES as `Directory.refuse_other_consumers` does, before a heartbeat is sent; GroupError MISSING if the
@@ -102,7 +100,7 @@ class MemberClient:
         now = running_info.now()
         joined = before.member.joined if before is not None else int(time.time() * 1_000_000)
         member = Member(
-            self.identity.owner, self.identity.client_id, subscription, joined, now, room, running_info.CHANNEL_LIFE, name
+            self.identity.owner, self.identity.client_id, subscription, joined, now, running_info.CHANNEL_LIFE, name
         )
         said = group_requests.heartbeat(
             self.identity.client_id,

@@ -34,12 +34,12 @@ class Roster:
         self._unlisted: dict[str, float] = {}
 
     def send_heartbeat(
-        self, client: MemberClient, group: str, subscription: Subscription, room: str | None, name: str | None, deadline: float
+        self, client: MemberClient, group: str, subscription: Subscription, name: str | None, deadline: float
     ) -> None:
         """Send a heartbeat; retry until the deadline if no broker can be reached. Raises the errors of `MemberClient.send_heartbeat`."""
         while True:
             try:
-                return client.send_heartbeat(group, subscription, room, self._directory, name)
+                return client.send_heartbeat(group, subscription, self._directory, name)
             except RocketMQUnavailableError:
                 if time.monotonic() >= deadline:
                     raise

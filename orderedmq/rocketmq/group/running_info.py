@@ -2,7 +2,7 @@
 
 A heartbeat cannot contain this report, because the subscriptions in it belong to the *group*, and each heartbeat replaces them. But a
 broker forwards GET_CONSUMER_RUNNING_INFO (the request of ``mqadmin consumerStatus``) to a member's connection, and each client answers
-for itself. A query of this package answers with a Java consumer's body and adds its Subscription, room and locks as a property. A Java
+for itself. A query of this package answers with a Java consumer's body and adds its Subscription and locks as a property. A Java
 consumer's answer has its topics, strategy, queues and locks. Source: ConsumerRunningInfo, ProcessQueueInfo, MixAll.object2Properties.
 """
 
@@ -38,8 +38,6 @@ _JAVA_STRATEGIES: Final = {
     "AllocateMessageQueueAveragely": "AVG",
     "AllocateMessageQueueAveragelyByCircle": "AVG_BY_CIRCLE",
     "AllocateMessageQueueConsistentHash": "CONSISTENT_HASH",
-    "AllocateMessageQueueByMachineRoom": "MACHINE_ROOM",
-    "AllocateMessageQueueByConfig": "CONFIG",
 }
 _CLASS_NAME = re.compile(r"(?:[\w$]+\.)*([\w$]+)(?:@[0-9a-f]+)?")
 
@@ -170,7 +168,6 @@ def _ours(client_id: str, own: dict[str, Any]) -> Info:
             subscription,
             int(own["joined"]),
             Instant(WALL, float(own["renewed"])),
-            own["room"],
             CHANNEL_LIFE,
             None if own.get("name") is None else str(own["name"]),
         )
