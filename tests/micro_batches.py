@@ -253,6 +253,8 @@ class MicroBatchLoop:
         #: The pickled copy of the reader that tasks get. It is made in another process, once per run.
         self._tasks_reader: bytes | None = None
         self._run_id = str(uuid.uuid4())
+        #: The local properties of the current batch's jobs, and of those that a function of foreachBatch starts.
+        self.properties: Mapping[str, str] = {}
         self._points = self._run()
 
     # -- for tests -----------------------------------------------------------------------------------------------------------
@@ -327,7 +329,7 @@ class MicroBatchLoop:
             copy = pickle.loads(cloudpickle.dumps(self._source))
             self._tasks_reader = cloudpickle.dumps(copy.streamReader(self._schema))
         number = batches.logged - 1
-        properties = {QUERY: self.checkpoint.query_id, BATCH: str(number), RUN: self._run_id}
+        self.properties = properties = {QUERY: self.checkpoint.query_id, BATCH: str(number), RUN: self._run_id}
         read: list[int] = []
 
         def rows(part: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -408,13 +410,15 @@ class MicroBatchLoop:
             self.reader.stop()
 
 
-def batch_write(source: DataSource, tasks: Sequence[pa.RecordBatch], *, overwrite: bool = False) -> None:
-    """Write rows as ``df.write`` does: one writer is planned, and its copies write and commit."""
+def batch_write(
+    source: DataSource, tasks: Sequence[pa.RecordBatch], *, overwrite: bool = False, properties: Mapping[str, str] = {}
+) -> None:
+    """Write rows as ``df.write`` does: one writer is planned, and its copies write and commit. ``properties``: the job's."""
     planned = cloudpickle.dumps(source.writer(from_arrow_schema(tasks[0].schema), overwrite))
     messages: list[WriterCommitMessage | None] = [None] * len(tasks)
     try:
         for place, rows in enumerate(tasks):
-            with _task(place, {}):
+            with _task(place, properties):
                 messages[place] = pickle.loads(cloudpickle.dumps(pickle.loads(planned).write(iter([rows]))))
         pickle.loads(planned).commit(list(messages))
     except Exception:

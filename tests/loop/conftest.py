@@ -77,9 +77,9 @@ class LoopRig(StoreRig):
         runs = self.run(source, {"topic": "out", "topicQueueNums": 2}, checkpoint)
         return [rows for run in runs for rows in run.rows]
 
-    def save(self, options: dict[str, str], *tasks: pa.RecordBatch, overwrite: bool = False) -> None:
-        """Write rows as ``df.write`` does, with one task per record batch."""
-        batch_write(DefaultSource({"path": self.path, **options}), tasks, overwrite=overwrite)
+    def save(self, options: dict[str, str], *tasks: pa.RecordBatch, **more: Any) -> None:
+        """Write rows as ``df.write`` does, with one task per record batch. For ``more`` see `batch_write`."""
+        batch_write(DefaultSource({"path": self.path, **options}), tasks, **more)
 
     def fails(self, **options: Any) -> str:
         """Copy topic ``in`` to topic ``out`` and expect a failure. Return the error's text."""

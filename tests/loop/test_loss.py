@@ -14,9 +14,11 @@ from ordered_source import partition_reader
 from ordered_source.admission import Admission
 from ordered_source.columns import full_schema
 from ordered_source.stream_reader import StreamReader
+from orderedmq.broker import TopicInfo
+from orderedmq.embedded.log import EmbeddedLog
 from orderedmq.embedded.store import layout
 from orderedmq.errors import DataLossError, OptionError
-from orderedmq.model import MessageQueue, OffsetRange
+from orderedmq.model import MessageQueue, OffsetRange, missing_topic
 from orderedmq.options.parse import parse
 from orderedmq.options.source import SourceOptions
 from tests.contract import support
@@ -343,6 +345,30 @@ def test_a_query_without_a_group_does_not_forget_where_it_was_in_a_topic(rig: Lo
         rig.start({**both, "topic": "in"}, None, available_now=True).process_all_available()
     rig.fill("in-b", 4, first=3)
     query = rig.start(both, None, available_now=True).process_all_available()
+    assert [batch.ranges for batch in query.batches] == [{"in-b/embedded/0": (3, 7)}]
+
+
+@pytest.mark.holds("unreadable is not lost")
+def test_a_topic_that_is_not_listed_for_a_moment_keeps_its_position(rig: LoopRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A restarted nameserver does not list the topics of brokers that have not reported to it yet."""
+    rig.topic("in-a", 1, rows=2)
+    rig.topic("in-b", 1, rows=3)
+    source, topic = {"topicPattern": "in-.*", "messageModel": "broadcasting"}, EmbeddedLog.topic
+
+    def listed(log: EmbeddedLog, name: str) -> TopicInfo:
+        if name == "in-b":
+            raise missing_topic(name)
+        return topic(log, name)
+
+    rig.run(source, None)
+    rig.fill("in-a", 1, first=2)
+    with monkeypatch.context() as patch:
+        patch.setattr(EmbeddedLog, "topics", lambda log: [topic(log, "in-a")])
+        patch.setattr(EmbeddedLog, "topic", listed)
+        [query] = rig.run(source, None)
+        assert [batch.ranges for batch in query.batches] == [{"in-a/embedded/0": (2, 3)}]
+    rig.fill("in-b", 4, first=3)
+    [query] = rig.run(source, None)
     assert [batch.ranges for batch in query.batches] == [{"in-b/embedded/0": (3, 7)}]
 
 

@@ -124,6 +124,23 @@ def test_the_rows_of_a_task_keep_their_order_in_each_queue(rig: LoopRig) -> None
     assert queues == list(map(sorted, queues))
 
 
+@pytest.mark.holds("hand-over")
+def test_a_write_in_foreach_batch_leaves_the_groups_offsets_to_the_query(rig: LoopRig) -> None:
+    """The function may fail after this write, and the query's next owner begins at the group's offsets."""
+    rig.topic("in", 1, rows=5)
+    rig.topic("out", 1)
+    offsets: list[dict[int, int]] = []
+
+    def write(rows: pa.Table, number: int) -> None:
+        rig.save(OUT, *rows.select(["body", "sharding_key"]).to_batches(), properties=query.properties)
+        offsets.append(rig.offsets("g"))
+
+    query = rig.start({"topic": "in", "consumerGroup": "g"}, write)
+    query.process_all_available()
+    assert len(rig.bodies("out")[0]) == 5
+    assert [*offsets, rig.offsets("g")] == [{0: 0}, {0: 5}]
+
+
 def test_queue_id_chooses_the_queue(rig: LoopRig) -> None:
     rig.topic("out", 3)
     rows = many(9)
