@@ -46,7 +46,7 @@ class NullSource(DataSource):
         return "null_source"
 
     def schema(self) -> Any:
-        return full_schema(False)
+        return full_schema()
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         return _NullReader(self.options, schema)

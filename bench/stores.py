@@ -52,7 +52,7 @@ def many_queues(bench: Bench) -> list[Figure]:
     with orderedmq.connect(path) as broker:
         broker.admin.create_topic("t", QUEUES)
         queues = broker.log.queues("t")
-        reader = StreamReader({"path": str(path), "topic": "t", "consumerGroup": "g"}, full_schema(False))
+        reader = StreamReader({"path": str(path), "topic": "t", "consumerGroup": "g"}, full_schema())
         try:
             start = reader.initialOffset()
             for number in range(6 if bench.quick else 16):
@@ -203,7 +203,7 @@ def read_all(path: str, rows: int) -> None:
         (queue,) = broker.log.queues("t")
         incarnation = broker.log.topic("t").incarnation
         partition = QueuePartition(broker.identity, queue, 0, rows, None, incarnation, streaming=False)
-    schema = to_arrow_schema(full_schema(False), timezone="UTC")
+    schema = to_arrow_schema(full_schema(), timezone="UTC")
     with pa.OSFile("/dev/null", "wb") as sink:
         writer = None
         for batch in read(partition, SourceOptions(path=path), DEFAULT_COLUMNS, schema):

@@ -9,7 +9,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from ordered_source import data_loss, partition_reader, plan
+from ordered_source import partition_reader, plan
 from ordered_source.columns import arrow_schema, chosen_columns
 from ordered_source.partition_reader import QueuePartition
 from orderedmq.broker import Broker, Log, QueueBounds
@@ -98,15 +98,13 @@ class BatchReader(DataSourceReader):
         if begin > end and begin <= at.max_offset:
             log.warning("no messages of queue %s are read: its start offset %d is beyond its end offset %d", queue, begin, end)
             return OffsetRange(begin, begin)
-        begin, loss = data_loss.check_position(
-            queue, begin, at, f"group {self.options.consumer_group!r}", source.tail_loss, end=end
-        )
+        begin, loss = plan.check_position(queue, begin, at, f"group {self.options.consumer_group!r}", source.tail_loss, end=end)
         if loss is not None:
             self._fail_or_warn(loss)
         return OffsetRange(begin, max(begin, end))
 
     def _fail_or_warn(self, error: DataLossError) -> None:
-        data_loss.fail_or_warn(error, fail=self.options.fail_on_data_loss)
+        plan.fail_or_warn(error, fail=self.options.fail_on_data_loss)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, QueuePartition):

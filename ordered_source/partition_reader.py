@@ -13,22 +13,20 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import InputPartition
 
-from ordered_source import data_loss
-from ordered_source.columns import LOCK_TOKEN, TICKET, TICKET_TYPE, conform
-from ordered_source.read_context import ReadContext, TaskLot
+from ordered_source.columns import LOCK_TOKEN, TICKET, TICKET_TYPE, LotPlan, ReadContext, conform
 from orderedmq.broker import Broker, Log
 from orderedmq.conditions import DataLossCondition, TopicCondition
 from orderedmq.connections import kept
-from orderedmq.errors import DataLossError, TopicError, lost, queue_deleted, recreated, topic_deleted
+from orderedmq.errors import DataLossError, TopicError, beyond_end, lost, queue_deleted, recreated, topic_deleted
 from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.options.source import SourceOptions
 from orderedmq.ownership.lock import LockToken
 from orderedmq.ownership.micro_batch import run_of
-from orderedmq.parking import RESTORE_COLUMNS, Lot, restore
+from orderedmq.parking import RESTORE_COLUMNS, Lot, lot_token, restore
 from orderedmq.pulls import pulls
 from orderedmq.rows.filters import Filter
 
-log = logging.getLogger("orderedmq")
+logger = logging.getLogger("orderedmq")
 
 #: Maximum bytes of bodies in one RecordBatch.
 PULL_BYTES: Final = 16 * 1024 * 1024
@@ -38,26 +36,13 @@ CHECK_INTERVAL: Final = 5.0
 _OWN: Final = frozenset((LOCK_TOKEN, TICKET))
 
 
-@dataclass(frozen=True)
-class LotSpan:
-    """The range [``begin``, ``end``) of a parking lot that a task reads before its range of the queue.
-
-    The range is empty if the batch does not read the lot; ``begin`` is then the group's offset in the lot. ``token`` is the token of the
-    lot (`parking.lot_token`).
-    """
-
-    queue: MessageQueue
-    begin: int
-    end: int
-    token: LockToken
-
-
 @dataclass
 class QueuePartition(InputPartition):
     """One range of one queue. An executor reads it with the options of the reader.
 
     ``token`` is None without a group. ``streaming``: the range is part of a micro-batch, whose run is registered with the
-    broker. ``lot``: the range of the queue's parking lot, which is read first, or None without the option parkingLot.
+    broker. ``lot``: the range of the queue's parking lot, which is read first, or None without the option parkingLot. If the batch
+    does not read the lot, the range is empty and begins at the group's offset in the lot.
     """
 
     identity: str
@@ -67,7 +52,7 @@ class QueuePartition(InputPartition):
     token: LockToken | None
     anchor: str
     streaming: bool
-    lot: LotSpan | None = None
+    lot: OffsetRange | None = None
 
 
 def read(
@@ -84,27 +69,28 @@ def read(
         _skip_loss(broker, partition, options.fail_on_data_loss, partition.begin, error)
         return
     pulled = tuple(name for name in columns if name not in _OWN) or ("queue_offset",)
-    lot = partition.lot
+    lot, token = partition.lot, partition.token
     lock_token = _lock_token(partition, options)
     context = TaskContext.get()
     run = run_of(context.getLocalProperty) if partition.streaming and context is not None else None
     if run is not None and broker.capabilities.atomic_publish:
-        broker.outbox.register(run, partition.queue, OffsetRange(partition.begin, partition.end), partition.token)
-        if lot is not None and lot.begin < lot.end:
-            broker.outbox.register(run, lot.queue, OffsetRange(lot.begin, lot.end), lot.token)
-    source = broker.log.reading(options.pull_settings)
+        broker.outbox.register(run, partition.queue, OffsetRange(partition.begin, partition.end), token)
+        if lot is not None and lot.messages and token is not None:
+            of_lot = lot_token(token)
+            broker.outbox.register(run, of_lot.queue, lot, of_lot)
+    log = broker.log.reading(options.pull_settings)
     checked = time.monotonic()
-    if lot is not None and lock_token is not None:
-        for rows in _read_lot(source, lot, partition.queue, columns, lock_token, options.pull_batch_size, PULL_BYTES):
+    if lot is not None and token is not None and lock_token is not None:
+        for rows in _read_lot(log, lot_token(token).queue, lot, partition.queue, columns, lock_token, options.pull_batch_size):
             yield conform(rows, schema)
             checked = _check_again(broker, partition, options, checked)
     position = partition.begin
     while position < partition.end:
         most = min(options.pull_batch_size, partition.end - position)
         try:
-            batch, after = _pull(source, partition, options.matching, position, most, pulled)
+            batch, after = _pull(log, partition, options.matching, position, most, pulled)
             if after == position:
-                raise data_loss.queue_ended(partition.queue, position, partition.end, source.tail_loss)
+                raise beyond_end(partition.queue, position, f"the batch was planned up to {partition.end}", log.tail_loss)
         except (DataLossError, TopicError) as error:
             position = _skip_loss(broker, partition, options.fail_on_data_loss, position, error)
             continue
@@ -115,16 +101,22 @@ def read(
 
 
 def _read_lot(
-    log: Log, span: LotSpan, queue: MessageQueue, columns: tuple[str, ...], lock_token: str, max_messages: int, max_bytes: int
+    log: Log,
+    parked: MessageQueue,
+    span: OffsetRange,
+    queue: MessageQueue,
+    columns: tuple[str, ...],
+    lock_token: str,
+    max_messages: int,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the messages of the range as they were sent to ``queue``, with ``columns``. ``lock_token``: of the queue.
+    """Yield the messages of a range of the parking lot ``parked`` as they were sent to ``queue``, with ``columns``.
 
     The whole range is read first, because an operator's command at its end can apply to messages at its beginning. Raises the errors of
     `pulls` even if the user accepts losses, because a key's order is unknown if some of its parked messages are missing.
     """
     lot = Lot(span.begin)
     pieces = list[pa.RecordBatch]()
-    for rows in pulls(log, span.queue, span.begin, span.end, max_messages, max_bytes, RESTORE_COLUMNS):
+    for rows in pulls(log, parked, span.begin, span.end, max_messages, PULL_BYTES, RESTORE_COLUMNS):
         lot.add(rows)
         pieces.append(rows)
     for rows in pieces:
@@ -140,13 +132,13 @@ def _read_lot(
 
 
 def _pull(
-    source: Log, partition: QueuePartition, matching: Filter | None, offset: int, most: int, columns: tuple[str, ...]
+    log: Log, partition: QueuePartition, matching: Filter | None, offset: int, most: int, columns: tuple[str, ...]
 ) -> tuple[pa.RecordBatch, int]:
     """Return the next rows, and the offset after them."""
     queue, anchor = partition.queue, partition.anchor
     if matching is not None:
-        return source.pull_matching(queue, offset, most, PULL_BYTES, columns, matching, anchor)
-    batch = source.pull(queue, offset, most, PULL_BYTES, columns, anchor, partition.end)
+        return log.pull_matching(queue, offset, most, PULL_BYTES, columns, matching, anchor)
+    batch = log.pull(queue, offset, most, PULL_BYTES, columns, anchor, partition.end)
     return batch, offset + batch.num_rows
 
 
@@ -155,7 +147,7 @@ def _lock_token(partition: QueuePartition, options: SourceOptions) -> str | None
     if partition.token is None:
         return None
     lot = partition.lot
-    plan = None if lot is None else TaskLot(partition.begin, lot.begin, lot.end, options.parking_lot_max_messages)
+    plan = None if lot is None else LotPlan(partition.begin, lot.begin, lot.end, options.parking_lot_max_messages)
     return ReadContext.of(options.endpoint, partition.identity, partition.token, plan).to_text()
 
 
@@ -212,5 +204,5 @@ def _skip_loss(broker: Broker, partition: QueuePartition, fail: bool, position: 
         after = min(max(least, error.resume_at or least), partition.end)
         if after <= position:
             raise error
-    log.warning("%d messages of queue %s are lost, from %d to %d (%s)", after - position, queue, position, after - 1, error)
+    logger.warning("%d messages of queue %s are lost, from %d to %d (%s)", after - position, queue, position, after - 1, error)
     return after

@@ -1,4 +1,4 @@
-"""Planning on the driver for both readers: the schema, the topics, and the offsets where reading begins and ends."""
+"""Planning on the driver for both readers: the schema, the topics, where reading begins and ends, and messages that were lost before that."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from pyspark.sql.types import StructType
 
-from ordered_source.columns import full_schema
+from ordered_source.columns import LOCK_TOKEN, TICKET, full_schema
 from orderedmq.broker import Broker, Log, QueueBounds, TopicInfo
 from orderedmq.conditions import OffsetCondition, OptionCondition, TopicCondition
 from orderedmq.connections import reach
-from orderedmq.errors import OffsetError, OptionError, TopicError
+from orderedmq.errors import DataLossError, OffsetError, OptionError, TopicError, aged_out, beyond_end
 from orderedmq.model import RESERVED_PREFIXES, MessageQueue
 from orderedmq.options.parse import parse
 from orderedmq.options.source import EndingOffsets, SourceOptions, StartingOffsets
@@ -19,7 +19,7 @@ from orderedmq.options.values import EARLIEST, LATEST
 from orderedmq.parking import parked_topic
 from orderedmq.spark_support import concise
 
-log = logging.getLogger("orderedmq")
+logger = logging.getLogger("orderedmq")
 
 
 @concise
@@ -28,7 +28,12 @@ def planned_schema(options: Mapping[str, str]) -> StructType:
     parsed = parse(SourceOptions, options, streaming=None)
     with reach(parsed.endpoint) as broker:
         check(broker, parsed)
-    return full_schema(parsed.include_properties, parsed.include_lock_token or parsed.parking_lot, parsed.parking_lot)
+    optional = {
+        "properties": parsed.include_properties,
+        LOCK_TOKEN: parsed.include_lock_token or parsed.parking_lot,
+        TICKET: parsed.parking_lot,
+    }
+    return full_schema(*(name for name, included in optional.items() if included))
 
 
 def check(broker: Broker, options: SourceOptions) -> None:
@@ -67,12 +72,12 @@ def selects(options: SourceOptions, topic: str) -> bool:
     return options.reads(topic) and (options.topic_pattern is None or not topic.startswith(RESERVED_PREFIXES))
 
 
-def queues_of(broker: Broker, found: Sequence[TopicInfo]) -> list[MessageQueue]:
-    return [queue for topic in found for queue in broker.log.queues(topic.name)]
+def queues_of(broker: Broker, topics: Sequence[TopicInfo]) -> list[MessageQueue]:
+    return [queue for topic in topics for queue in broker.log.queues(topic.name)]
 
 
 def beginnings(
-    source: Log,
+    log: Log,
     starting: StartingOffsets,
     queues: Sequence[MessageQueue],
     bounds: Mapping[MessageQueue, QueueBounds],
@@ -88,14 +93,14 @@ def beginnings(
             return {queue: bounds[queue].max_offset for queue in queues}
         case "timestamp":
             assert starting.timestamp is not None
-            return {queue: source.offset_at(queue, starting.timestamp) for queue in queues}
+            return {queue: log.offset_at(queue, starting.timestamp) for queue in queues}
         case "json":
             return _named_offsets("startingOffsets", starting.offsets or {}, queues, bounds, every)
     return {queue: bounds[queue].min_offset for queue in queues}
 
 
 def endings(
-    source: Log,
+    log: Log,
     ending: EndingOffsets,
     queues: Sequence[MessageQueue],
     bounds: Mapping[MessageQueue, QueueBounds],
@@ -105,7 +110,7 @@ def endings(
     match ending.kind:
         case "timestamp":
             assert ending.timestamp is not None
-            return {queue: source.offset_at(queue, ending.timestamp) for queue in queues}
+            return {queue: log.offset_at(queue, ending.timestamp) for queue in queues}
         case "json":
             return _named_offsets("endingOffsets", ending.offsets or {}, queues, bounds, every)
     return {queue: bounds[queue].max_offset for queue in queues}
@@ -140,3 +145,26 @@ def _named_offsets(
             )
         out[queue] = offset
     return out
+
+
+def check_position(
+    queue: MessageQueue, position: int, at: QueueBounds, reader: str, cause: str, *, end: int | None = None
+) -> tuple[int, DataLossError | None]:
+    """Return the offset from which a reader at ``position`` can continue, and the error if messages were lost, otherwise None.
+
+    ``reader``: the reader's name in the error ("this query"). ``cause``: why a queue of this broker can end too early
+    (`Log.tail_loss`). ``end``: the end of the requested range (exclusive). Messages from there on do not count as lost.
+    """
+    least = at.min_offset if end is None else min(at.min_offset, end)
+    if position < least:
+        return least, aged_out(queue, position, least)
+    if position > at.max_offset:
+        return at.max_offset, beyond_end(queue, at.max_offset, f"{reader} has read up to {position}", cause)
+    return position, None
+
+
+def fail_or_warn(error: DataLossError, *, fail: bool) -> None:
+    """Raise the error, or log it as a warning if the user accepts losses (``fail`` is failOnDataLoss)."""
+    if fail:
+        raise error
+    logger.warning("failOnDataLoss=false accepts a loss: %s", error)

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from ordered_source import data_loss, plan
+from ordered_source import plan
 from ordered_source.group_session import Session
 from ordered_source.lot_planner import require_none, without_lots
 from ordered_source.topic_watch import TopicWatch
@@ -75,14 +75,14 @@ class Positions:
                     if position and owned.leader in bounds:
                         raise lot_deleted(queue, position)
                 elif queue not in self._gone:
-                    data_loss.fail_or_warn(
+                    plan.fail_or_warn(
                         queue_deleted(queue, f"this query has read it up to {position}"), fail=self._options.fail_on_data_loss
                     )
                     self._gone.add(queue)
                 continue
-            after, loss = data_loss.check_position(queue, position, at, "this query", self._log.tail_loss)
+            after, loss = plan.check_position(queue, position, at, "this query", self._log.tail_loss)
             if loss is not None:
-                data_loss.fail_or_warn(loss, fail=self._options.fail_on_data_loss)
+                plan.fail_or_warn(loss, fail=self._options.fail_on_data_loss)
                 self._session.skip(queue, after)
             limited = target is not None and owned.leader is None
             ends[queue] = min(at.max_offset, target.get(queue, 0)) if target is not None and limited else at.max_offset

@@ -27,7 +27,7 @@ from ordered_source.columns import arrow_schema, chosen_columns
 from ordered_source.group_session import Session
 from ordered_source.lot_planner import NO_LOTS, BatchLots, LotPlanner, require_none, require_none_left, without_lots
 from ordered_source.older_spark import ReadLimit, SupportsTriggerAvailableNow, called_by_this_release
-from ordered_source.partition_reader import LotSpan, QueuePartition
+from ordered_source.partition_reader import QueuePartition
 from ordered_source.positions import Anchors, Positions
 from ordered_source.stopping import StopRequest
 from ordered_source.topic_watch import TopicWatch
@@ -235,13 +235,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         span = spans.get(queue, OffsetRange(end, end))
         lot = None
         if self.options.parking_lot and token is not None:
-            parked = lot_token(token)
-            at = until.next.get(parked.queue)
-            if at is None or run.owner.owned[parked.queue].position is None:
+            parked = lot_token(token).queue
+            at = until.next.get(parked)
+            if at is None or run.owner.owned[parked].position is None:
                 # The batch was logged by a run without parking lots, or the lot was deleted after the batch was logged.
-                at = run.session.offsets([parked.queue]).get(parked.queue, 0)
-            of_lot = spans.get(parked.queue, OffsetRange(at, at))
-            lot = LotSpan(parked.queue, of_lot.begin, of_lot.end, parked)
+                at = run.session.offsets([parked]).get(parked, 0)
+            lot = spans.get(parked, OffsetRange(at, at))
         anchor = until.topics.get(queue.topic, "")
         return QueuePartition(broker.identity, queue, span.begin, span.end, token, anchor, streaming=True, lot=lot)
 

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from ordered_source import data_loss, plan
+from ordered_source import plan
 from ordered_source.group_session import Session
 from ordered_source.lot_planner import without_lots
 from orderedmq.broker import Broker, TopicInfo
@@ -139,7 +139,7 @@ class TopicWatch:
                 continue
             if (name, anchor) not in self._accepted:
                 if loss is not None and name not in former:
-                    data_loss.fail_or_warn(loss, fail=self._options.fail_on_data_loss)
+                    plan.fail_or_warn(loss, fail=self._options.fail_on_data_loss)
                 elif loss is None and self._options.consumer_group is None and self._options.fail_on_data_loss:
                     raise OptionError(
                         OptionCondition.CONFLICT,

@@ -8,9 +8,9 @@ from typing import Final
 from pyspark.sql import DataFrame
 
 from ordered_source.columns import TICKET
-from ordered_source.listener import shell
-from ordered_source.listener.shell import Consumer
-from ordered_source.listener.tasks import NEEDED, require_columns
+from ordered_source.listener import engine_task
+from ordered_source.listener.engine_task import Consumer
+from ordered_source.listener.task_rows import NEEDED, require_columns
 from ordered_source.listener.tracing import NO_TRACING, Tracing
 from orderedmq.conditions import OptionCondition
 from orderedmq.endpoint import Credentials, TlsOptions
@@ -81,7 +81,7 @@ def consume_orderly(
     else:
         raise OptionError(OptionCondition.INVALID, f"order is {order!r}, but must be OrderPerQueue() or OrderPerKey()")
     tracing.check(df)
-    return shell.run(df, Consumer(listener, order, tuple(hooks), credentials, tls, tracing))
+    return engine_task.run(df, Consumer(listener, order, tuple(hooks), credentials, tls, tracing))
 
 
 def consume_concurrently(
@@ -113,4 +113,4 @@ def consume_concurrently(
         raise OptionError(OptionCondition.INVALID, f"settings is {settings!r}, but must be ConcurrentSettings()")
     require_columns(df, NEEDED, settings.name)
     tracing.check(df)
-    return shell.run(df, Consumer(listener, settings, tuple(hooks), credentials, tls, tracing))
+    return engine_task.run(df, Consumer(listener, settings, tuple(hooks), credentials, tls, tracing))

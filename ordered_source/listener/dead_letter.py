@@ -17,9 +17,17 @@ import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sql
 
-from ordered_source.columns import COLUMN_TYPES
-from ordered_source.listener.tasks import NEEDED, Columns, Rows, by_queue, lock_of, require_columns, run_in_tasks, write_letters
-from ordered_source.read_context import TaskLock
+from ordered_source.columns import COLUMN_TYPES, TaskLock
+from ordered_source.listener.task_rows import (
+    NEEDED,
+    Columns,
+    Rows,
+    by_queue,
+    lock_of,
+    require_columns,
+    run_in_tasks,
+    write_letters,
+)
 from orderedmq.conditions import SchemaCondition
 from orderedmq.endpoint import Credentials, TlsOptions
 from orderedmq.errors import SchemaError

@@ -12,9 +12,9 @@ from typing import Any, Final
 
 from pyspark.sql import DataFrame
 
+from ordered_source.columns import TaskLock
 from ordered_source.listener import calls
-from ordered_source.listener.tasks import require_columns
-from ordered_source.read_context import TaskLock
+from ordered_source.listener.task_rows import require_columns
 from orderedmq.broker import Broker
 from orderedmq.conditions import OptionCondition
 from orderedmq.errors import OptionError

@@ -11,9 +11,9 @@ import pyarrow as pa
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from typer.testing import CliRunner
 
-from ordered_source.listener.settled import Settled
+from ordered_source.columns import LotPlan
+from ordered_source.listener.engine_task import Settled
 from ordered_source.plan import planned_schema
-from ordered_source.read_context import TaskLot
 from ordered_source.stream_reader import StreamReader
 from orderedmq.broker import PullSettings, SinkBatch
 from orderedmq.cli import app
@@ -137,7 +137,7 @@ def park(cluster: Place, account: Credentials, group: str, topic: str = "orders"
             with connect(cluster, account) as task:
                 assert task.groups.park(token, [Parking(token.queue, 0, Ticket(0, 1, 1, AT_ONCE))]) == [True]
                 lot = lot_token(token)
-                assert list(Settled.read(task, token, lot.queue, TaskLot(0, 0, 0, 10)).view().parked_offsets) == [0]
+                assert list(Settled.read(task, token, lot.queue, LotPlan(0, 0, 0, 10)).view().parked_offsets) == [0]
         assert broker.log.bounds([lot.queue])[lot.queue].max_offset == 1
         assert broker.log.reading(PullSettings(group)).pull(lot.queue, 0, 10, 10, ("body",)).num_rows == 1
         broker.groups.commit({token: 1, lot: 1})

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pytest
 
-from ordered_source.listener.tasks import Columns, Rows, write_letters
+from ordered_source.listener.task_rows import Columns, Rows, write_letters
 from orderedmq.broker import Broker, QueueBounds
 from orderedmq.listening.engine import Message
 from orderedmq.model import DEAD_LETTER_PREFIX, MAX_NAME_LENGTH, MAX_OFFSET, MessageQueue, OffsetRange

@@ -446,7 +446,7 @@ def test_an_accepted_loss_is_warned_of_with_its_exact_count(rig: LoopRig, caplog
     options = {"path": rig.path, "topic": "in", "consumerGroup": "g", "startingOffsets": start, "failOnDataLoss": "false"}
     rig.fill("in", 20, first=10)
     rig.broker.admin.trim("in", {rig.broker.log.queues("in")[0]: 30})
-    reader = StreamReader(options, full_schema(False))
+    reader = StreamReader(options, full_schema())
     with stopped(reader):
         end = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
         assert "messages 3 to 29 (27) of queue in/embedded/0" in caplog.text

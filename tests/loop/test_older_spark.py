@@ -159,7 +159,7 @@ def test_the_wrapper_of_available_now_is_refused_where_it_would_lose_the_place_i
     rig.topic("in", 1, rows=4)
     rig.start(SOURCE, None).process_all_available().stop()
     end = rig.checkpoints["ck"].end(-1)
-    reader: Any = called_without_start(StreamReader)({"path": rig.path, **SOURCE}, full_schema(False))
+    reader: Any = called_without_start(StreamReader)({"path": rig.path, **SOURCE}, full_schema())
     reader.latestOffset()
     with pytest.raises(OptionError, match=r"ORDEREDMQ_OPTION.UNSUPPORTED.*triggerAvailableNowWrapper"):
         reader.partitions(end, end)
@@ -192,7 +192,7 @@ def test_the_end_of_the_queues_is_in_the_offset_that_spark_reports(rig: LoopRig)
 
 
 def test_the_arrow_schema_is_the_one_that_spark_makes() -> None:
-    schema = full_schema(True, True, True)
+    schema = full_schema("properties", "lock_token", "ticket")
     required = StructType([StructField(field.name, field.dataType, nullable=False) for field in schema.fields])
     assert arrow_schema(schema).equals(to_arrow_schema(schema, timezone="UTC"))
     assert arrow_schema(required).equals(to_arrow_schema(required, timezone="UTC"))

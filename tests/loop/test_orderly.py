@@ -115,7 +115,7 @@ def test_messages_taken_and_not_committed_at_the_end_fail_the_query_and_a_restar
 
 
 #: The columns of a stream with a lock. A parking lot adds a ticket.
-LOCKED = [*full_schema(False).names, "lock_token"]
+LOCKED = [*full_schema().names, "lock_token"]
 
 
 class Speculating(Frame):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import pyarrow as pa
 import pytest
 
-from ordered_source.listener.tasks import Columns, Rows, write_letters
+from ordered_source.listener.task_rows import Columns, Rows, write_letters
 from orderedmq.endpoint import Endpoint
 from orderedmq.errors import OrderedMQError
 from orderedmq.listening.engine import Message

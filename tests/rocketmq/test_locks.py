@@ -93,7 +93,7 @@ def test_a_restart_next_to_a_paused_former_run_skips_no_message(quick: World, as
     quick.send(queue, 20)
     options = {"namesrvAddr": quick.cluster.address, "topic": quick.topic, "consumerGroup": quick.group, "lockTimeout": "30s"}
     options |= {"assignment": assignment, "consumeFromWhere": "first"}
-    former, again = (StreamReader(options, full_schema(False)) for _ in range(2))
+    former, again = (StreamReader(options, full_schema()) for _ in range(2))
     with stopped(former, again):
         batch = former.latestOffset(former.initialOffset(), ReadAllAvailable())
         assert Checkpoint.from_spark(batch).next[queue] == 20

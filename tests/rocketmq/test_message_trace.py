@@ -12,10 +12,10 @@ import pytest
 from py4j.protocol import Py4JJavaError
 
 from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus
-from ordered_source.listener import shell
-from ordered_source.listener.shell import Consumer
+from ordered_source.columns import ReadContext
+from ordered_source.listener import engine_task
+from ordered_source.listener.engine_task import Consumer
 from ordered_source.listener.tracing import Tracing
-from ordered_source.read_context import ReadContext
 from orderedmq.broker import SinkBatch
 from orderedmq.endpoint import Endpoint
 from orderedmq.errors import OptionError
@@ -173,7 +173,7 @@ def consume(world: World, listener: Any, traces: str, settings: OrderPerQueue = 
     pulled = world.log.pull(world.queue, 0, end, 1 << 24, columns)
     text = ReadContext.of(Endpoint(namesrv_addr=world.cluster.address), broker.identity, token).to_text()
     batch = pulled.append_column("lock_token", pa.array([text] * pulled.num_rows))
-    list(shell.consume(iter([batch]), Consumer(listener, settings, tracing=Tracing(True, traces))))
+    list(engine_task.consume(iter([batch]), Consumer(listener, settings, tracing=Tracing(True, traces))))
 
 
 @pytest.mark.holds("message trace")

@@ -59,7 +59,7 @@ class World:
     @contextlib.contextmanager
     def reader(self, **options: str) -> Iterator[StreamReader]:
         common = {"namesrvAddr": self.cluster.address, "topic": self.topic, "consumerGroup": f"{self.topic}-g"}
-        reader = StreamReader({**common, "consumeFromWhere": "first", **options}, full_schema(False))
+        reader = StreamReader({**common, "consumeFromWhere": "first", **options}, full_schema())
         with stopped(reader):
             yield reader
 

@@ -82,7 +82,7 @@ class Rig:
 
     def batch(self, **options: Any) -> list[int]:
         """Read the topic as ``spark.read`` does."""
-        reader = BatchReader({"namesrvAddr": self.cluster.address, "topic": self.source, **options}, full_schema(False))
+        reader = BatchReader({"namesrvAddr": self.cluster.address, "topic": self.source, **options}, full_schema())
         batches = [rows for part in reader.partitions() for rows in reader.read(part)]
         return sorted(int(body) for rows in batches for body in rows.column("body").to_pylist())
 
@@ -256,7 +256,7 @@ def test_a_topic_that_is_deleted_before_its_offset_is_committed_is_a_loss_of_dat
     rig.broker.log.append({kept: row})
     pattern = f"{rig.source}|{rig.target}"
     options = {"namesrvAddr": rig.cluster.address, "topicPattern": pattern, "consumerGroup": rig.group}
-    reader = StreamReader({**options, "failOnDataLoss": str(not accepted)}, full_schema(False))
+    reader = StreamReader({**options, "failOnDataLoss": str(not accepted)}, full_schema())
     with stopped(reader):
         first = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
         assert sorted(first["next"]) == [rig.source, rig.target]

@@ -275,7 +275,7 @@ def test_a_topic_pattern_is_refused_by_name_through_a_proxy_before_anything_is_l
     with pytest.raises(RocketMQError, match="topicPattern") as error:
         planned_schema(given)
     assert error.value.sub == RocketMQCondition.NOT_SUPPORTED
-    reader = StreamReader(given, full_schema(False))
+    reader = StreamReader(given, full_schema())
     with stopped(reader), pytest.raises(RocketMQError, match="topicPattern") as error:
         reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
     assert error.value.sub == RocketMQCondition.NOT_SUPPORTED

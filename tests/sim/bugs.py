@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import Any, Final
 from unittest import mock
 
+from ordered_source.columns import LotPlan
 from ordered_source.group_session import GroupSession
-from ordered_source.listener.settled import Settled
-from ordered_source.read_context import TaskLot
+from ordered_source.listener.engine_task import Settled
 from orderedmq.listening.queue_engine import QueueEngine
 from orderedmq.ownership import lock as rules
 from orderedmq.ownership.lock import Instant, LockToken, QueueLock
@@ -135,7 +135,7 @@ def stop_that_unlocks_a_queue_in_flight() -> AbstractContextManager[Any]:
 
 def letters_of_a_queue_not_honoured() -> AbstractContextManager[Any]:
     """With order per queue, a task does not look for dead letters that an earlier attempt of its range has written."""
-    return _instead(Settled, "without_lot", lambda letters: Settled(Lot(0), TaskLot(0, 0, 0, 0)))
+    return _instead(Settled, "without_lot", lambda letters: Settled(Lot(0), LotPlan(0, 0, 0, 0)))
 
 
 def first_message_of_a_queue_given_up_for_its_batch() -> AbstractContextManager[Any]:

@@ -110,7 +110,7 @@ class KeyJudge:
         best, batch = self.best.get((queue, lane), (-1, None))
         if self.strict and offsets[0] <= best and batch != task.batch:
             self.world.fail(f"{task}: the listener gets {offsets[0]} of key {lane!r} after {best} has succeeded (K2)")
-        behind = self.lots.entries.get(task.lot.queue, [])[task.lot.end :]
+        behind = self.lots.entries.get(task.lot_token.queue, [])[task.lot.end :]
         for one in behind:
             if one.command is None and one.lane == lane and one.offset <= offsets[-1]:
                 self.world.fail(f"{task}: the listener gets {offsets} of key {lane!r}, but {one.offset} is parked (K4)")

@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, Final
 
-from ordered_source.listener.settled import Settled
-from ordered_source.partition_reader import LotSpan
-from ordered_source.read_context import TaskLot
+from ordered_source.columns import LotPlan
+from ordered_source.listener.engine_task import Settled
 from orderedmq.errors import StoreError
 from orderedmq.listening.engine import (
     Batch,
@@ -28,7 +27,7 @@ from orderedmq.listening.key_engine import KeyEngine, OrderPerKey
 from orderedmq.listening.listener import ALL, Answer, ConsumeOrderlyContext, ConsumeOrderlyStatus
 from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.ownership.lock import LockToken
-from orderedmq.parking import AT_ONCE, DROPPED, HELD, Lot, Parking, Ticket, delay
+from orderedmq.parking import AT_ONCE, DROPPED, HELD, Lot, Parking, Ticket, delay, lot_token
 from tests.engine_messages import FULL, message
 from tests.sim.key_judge import KeyJudge
 from tests.sim.lots import Head, Lots
@@ -138,7 +137,7 @@ class KeyTask(Task):
         span: OffsetRange,
         token: LockToken,
         keys: Keys,
-        lot: LotSpan,
+        lot: OffsetRange,
         around: Around,
         *,
         staged: bool,
@@ -146,7 +145,7 @@ class KeyTask(Task):
         super().__init__(world, sink, run, span, token, staged=staged)
         self.settings = keys.settings
         self.room = keys.room
-        self.lot = lot
+        self.lot, self.lot_token = lot, lot_token(token)
         self.around = around
         self.batch = run.query, run.batch
         self.busy = False
@@ -169,13 +168,13 @@ class KeyTask(Task):
         return f"{super().reads()}+{self.lot.begin}-{self.lot.end}"
 
     def unpublished(self) -> bool:
-        return super().unpublished() or self.lot.end > self.world.group_offsets.get(self.lot.queue, 0)
+        return super().unpublished() or self.lot.end > self.world.group_offsets.get(self.lot_token.queue, 0)
 
     def register(self) -> None:
         super().register()
         planned = OffsetRange(self.lot.begin, self.lot.end)
         if planned.messages:
-            self.sink.register(self.run, planned, self.lot.token)
+            self.sink.register(self.run, planned, self.lot_token)
 
     def retry(self) -> None:
         super().retry()
@@ -186,12 +185,13 @@ class KeyTask(Task):
     def start(self) -> None:
         """Begin an attempt by reading the lot to its end."""
         lots, lot, reached = self.around.lots, self.lot, self.world.reached
+        parked = self.lot_token.queue
         self.position = self.span.begin
         self.attempts += 1
         self.worker = Worker(f"{self.run.query}.{self.token.queue.queue_id}")
         #: The broker's time in ms.
         self.began = self.world.milliseconds()
-        self.heads: dict[object, Head] = lots.lanes(lot.queue, lot.begin, lot.end)
+        self.heads: dict[object, Head] = lots.lanes(parked, lot.begin, lot.end)
         self.expected = {one for head in self.heads.values() for one in head.offsets} | set(
             range(self.span.begin, self.span.end)
         )
@@ -207,19 +207,19 @@ class KeyTask(Task):
         self.around.judge.began(self)
         planned, behind = Lot(lot.begin), Lot(lot.end)
         if lot.begin < lot.end:
-            planned.add(lots.pull(lot.queue, lot.begin, lot.end))
-        end = lots.end(lot.queue)
+            planned.add(lots.pull(parked, lot.begin, lot.end))
+        end = lots.end(parked)
         if lot.end < end:
-            behind.add(lots.pull(lot.queue, lot.end, end))
+            behind.add(lots.pull(parked, lot.end, end))
         self.settled = Settled(
-            behind, TaskLot(self.span.begin, lot.begin, lot.end, self.room), set(self.world.letters.get(self.token.queue, ()))
+            behind, LotPlan(self.span.begin, lot.begin, lot.end, self.room), set(self.world.letters.get(self.token.queue, ()))
         )
         self.behind = set(behind.places)
         view = self.settled.view()
         reached["repeated after parking"] += bool(view.attempted)
         reached["order carried out"] += planned.commanded
         if self.world.trace is not None:
-            places = [(one.place, one.offset if one.ticket else one.command) for one in lots.entries.get(lot.queue, ())]
+            places = [(one.place, one.offset if one.ticket else one.command) for one in lots.entries.get(parked, ())]
             self.world.note(
                 f"{self}: attempt {self.attempts}, waiting {view.parked_before}, attempted {view.attempted}, the lot {places}"
             )
@@ -234,7 +234,7 @@ class KeyTask(Task):
 
     def _planned(self, lot: Lot) -> list[Message]:
         out: list[Message] = []
-        for one in self.around.lots.entries.get(self.lot.queue, [])[self.lot.begin : self.lot.end]:
+        for one in self.around.lots.entries.get(self.lot_token.queue, [])[self.lot.begin : self.lot.end]:
             if one.ticket is None:
                 continue
             ticket = lot.ticket(one.place, one.lane, one.ticket)
@@ -247,7 +247,7 @@ class KeyTask(Task):
                     self._decide(one.offset, "DROPPED")
                     self.world.reached["dropped"] += 1
                 continue
-            rows = self.lot.queue, lot.place(one.offset), ticket
+            rows = self.lot_token.queue, lot.place(one.offset), ticket
             due, held = ticket.is_due(self.began), ticket.due == HELD
             out.append(message(one.offset, one.key, rows, attempts=ticket.attempts, error=ticket.error, due=due, held=held))
         return out
@@ -416,7 +416,7 @@ class KeyTask(Task):
         self.around.judge.finished(self)
         if not self.staged:
             self.world.ledger.out(self.run.query, self.token, self.span)
-            self.world.ledger.out(self.run.query, self.lot.token, OffsetRange(self.lot.begin, self.lot.end))
+            self.world.ledger.out(self.run.query, self.lot_token, OffsetRange(self.lot.begin, self.lot.end))
         self.done = True
 
     def invariants(self) -> None:

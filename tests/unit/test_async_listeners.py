@@ -18,14 +18,14 @@ import pytest
 from pyspark.sql import DataFrame
 
 from ordered_source import ConsumeOrderlyStatus, consume_concurrently, consume_orderly
-from ordered_source.listener import calls, shell
-from ordered_source.listener.shell import Consumer
+from ordered_source.listener import calls, engine_task
+from ordered_source.listener.engine_task import Consumer
 from orderedmq.conditions import DataLossCondition
 from orderedmq.embedded.groups import EmbeddedGroups
 from orderedmq.errors import DataLossError, ListenerError, LockError, OptionError
 from orderedmq.listening.key_engine import OrderPerKey
 from tests.contract.support import locked
-from tests.unit.test_listener_shell import QUEUE, Rig, Running, rig
+from tests.unit.test_engine_task import QUEUE, Rig, Running, rig
 from tests.waits import until
 
 __all__ = ["rig"]
@@ -152,7 +152,7 @@ def test_each_key_keeps_its_order_whatever_fails_and_wherever_a_task_is_cut_off(
     random = Random(seed)
     storm = Storm(random)
     monkeypatch.setattr("orderedmq.listening.engine.RETRY_TRUST", -1.0)
-    monkeypatch.setattr(shell, "GIVE_TOGETHER", 50)
+    monkeypatch.setattr(engine_task, "GIVE_TOGETHER", 50)
     park, broken = EmbeddedGroups.park, threading.Event()
 
     def parking(self: EmbeddedGroups, *what: Any) -> list[bool]:
@@ -262,7 +262,7 @@ def test_a_lost_lock_is_noticed_while_all_calls_await(rig: Rig, monkeypatch: pyt
 def test_a_task_that_is_closed_cuts_off_its_calls_and_the_next_one_has_the_loop(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shell, "GIVE_TOGETHER", 1)
+    monkeypatch.setattr(engine_task, "GIVE_TOGETHER", 1)
     listener = Await()
 
     async def first() -> Any:

@@ -48,7 +48,7 @@ def named(*offsets: int) -> str:
 
 def reader_of(broker: Broker, **options: Any) -> BatchReader:
     path: Any = broker
-    return BatchReader({"path": str(path.path), "topic": "in", **options}, full_schema(False))
+    return BatchReader({"path": str(path.path), "topic": "in", **options}, full_schema())
 
 
 def spans(reader: BatchReader) -> list[tuple[int, int]]:

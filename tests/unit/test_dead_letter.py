@@ -14,8 +14,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from ordered_source.columns import ReadContext
 from ordered_source.listener.dead_letter import separate
-from ordered_source.read_context import ReadContext
 from orderedmq.broker import SinkBatch
 from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.embedded.check import check

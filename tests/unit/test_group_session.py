@@ -49,7 +49,7 @@ def test_a_boundary_that_fails_before_its_commit_makes_it_when_it_is_tried_again
     """This happens when a topic is deleted between batches: RocketMQ refuses all offsets, and Spark immediately repeats the call."""
     rows = pa.record_batch({"body": pa.array([b"x"], pa.binary())})
     broker.log.append(dict.fromkeys(QUEUES, rows))
-    reader = StreamReader(options(broker), full_schema(False))
+    reader = StreamReader(options(broker), full_schema())
     with stopped(reader):
         spark = MicroBatches(reader, Checkpoint())
         limit = spark.open()
@@ -85,7 +85,7 @@ def test_a_query_whose_servers_are_away_when_it_joins_its_group_waits_for_them(
         return heartbeat(self, *arguments)
 
     monkeypatch.setattr(EmbeddedGroups, "heartbeat", fails_at_first)
-    reader = StreamReader(options(broker), full_schema(False))
+    reader = StreamReader(options(broker), full_schema())
     with stopped(reader):
         reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
         assert not failures
@@ -108,7 +108,7 @@ def test_a_checkpoint_of_a_store_is_refused_with_a_cluster_before_the_query_join
     with Cluster() as cluster:
         cluster.scripted("a", lambda link: link.wait_for_end())
         there = {"namesrvAddr": cluster.nameserver().address, "topic": "T", "consumerGroup": "g"}
-        reader = StreamReader(there, full_schema(False))
+        reader = StreamReader(there, full_schema())
         with stopped(reader), pytest.raises(OffsetError, match=r"INVALID.*embedded broker.*checkpointLocation"):
             reader.latestOffset(logged.to_spark(), ReadAllAvailable())
 
@@ -117,6 +117,6 @@ def test_a_checkpoint_of_a_store_is_refused_with_a_cluster_before_the_query_join
 def test_a_checkpoint_of_a_cluster_is_refused_with_a_store(broker: Broker, anchor: str) -> None:
     queue = QUEUES[0]._replace(broker_name="broker-a")
     logged = offsets.Checkpoint("owner", {queue: 7}, {queue: 0}, {queue: 1}, {"in": anchor})
-    reader = StreamReader(options(broker), full_schema(False))
+    reader = StreamReader(options(broker), full_schema())
     with stopped(reader), pytest.raises(OffsetError, match=r"INVALID.*RocketMQ.*checkpointLocation"):
         reader.latestOffset(logged.to_spark(), ReadAllAvailable())

@@ -72,7 +72,7 @@ class Run:
         self, broker: Broker, checkpoint: Checkpoint | None = None, *, available_now: bool = False, **more: str
     ) -> None:
         self.broker = broker
-        self.reader = StreamReader(options(broker, **more), full_schema(False))
+        self.reader = StreamReader(options(broker, **more), full_schema())
         self.checkpoint = checkpoint or Checkpoint()
         self.spark = MicroBatches(self.reader, self.checkpoint)
         self.limit = self.spark.open(available_now=available_now)
@@ -98,8 +98,7 @@ class Run:
         [part] = self.parts
         assert part.queue == QUEUE
         assert part.lot is not None
-        assert part.lot.queue == LOT
-        return (part.begin, part.end), (part.lot.begin, part.lot.end)
+        return (part.begin, part.end), part.lot
 
     def park(self, *tickets: Ticket) -> None:
         token = self.parts[0].token
@@ -252,7 +251,7 @@ def test_a_batch_that_was_logged_without_parking_lots_is_repeated_with_them(
 ) -> None:
     produce(broker, "a")
     plain = {name: value for name, value in options(broker).items() if name != "parkingLot"}
-    reader = StreamReader(plain, full_schema(False))
+    reader = StreamReader(plain, full_schema())
     with stopped(reader):
         logged = reader.latestOffset({}, ReadAllAvailable())
     run = Run(broker, Checkpoint([json.dumps(logged)]))
@@ -270,10 +269,10 @@ def test_a_query_without_parking_lots_is_refused_while_something_is_parked(broke
         run.batch()
         run.park(ticket(0, HOUR))
     plain = {name: value for name, value in options(broker).items() if name != "parkingLot"}
-    reader = StreamReader(plain, full_schema(False))
+    reader = StreamReader(plain, full_schema())
     with stopped(reader), pytest.raises(GroupError, match=r"GROUP.PARKED.* 1 of topic 'in'.*parkingLot=true"):
         reader.latestOffset({}, ReadAllAvailable())
-    other = StreamReader({**plain, "consumerGroup": "other"}, full_schema(False))
+    other = StreamReader({**plain, "consumerGroup": "other"}, full_schema())
     with stopped(other):
         other.latestOffset({}, ReadAllAvailable())
 
@@ -294,9 +293,9 @@ def test_a_lot_is_read_by_its_groups_query_and_by_batches_alone(broker: Broker) 
             with pytest.raises(
                 TopicError, match="RESERVED.*%PARKED%g%in.*group 'g'.*'in'.*parkingLot=true.*orderedmq parked list g"
             ):
-                StreamReader(given, full_schema(False))
+                StreamReader(given, full_schema())
         assert broker.log.change() == before
-        schema = full_schema(True)
+        schema = full_schema("properties")
         batch = BatchReader({**plain, "startingOffsets": "committed", "includeProperties": "true"}, schema)
         [part] = batch.partitions()
         [rows] = batch.read(part)
@@ -402,7 +401,7 @@ def test_a_query_without_parking_lots_is_refused_a_queue_of_which_something_was_
     """When the waiting query began, nothing was parked. Then the owner of the queue parked a message, and stopped."""
     owner = Run(broker)
     plain = {name: value for name, value in options(broker).items() if name != "parkingLot"}
-    waiting = StreamReader({**plain, "lockTimeout": "60s"}, full_schema(False))
+    waiting = StreamReader({**plain, "lockTimeout": "60s"}, full_schema())
     produce(broker, "a")
     with stopped(waiting), ThreadPoolExecutor(1) as threads:
         with stopped(owner.reader):

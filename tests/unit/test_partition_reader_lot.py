@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,8 @@ import pytest
 from pyspark import TaskContext
 
 from ordered_source import partition_reader
-from ordered_source.columns import TICKET_TYPE, LotPlace
-from ordered_source.partition_reader import LotSpan, QueuePartition
-from ordered_source.read_context import ReadContext, TaskLot
+from ordered_source.columns import TICKET_TYPE, LotPlace, LotPlan, ReadContext
+from ordered_source.partition_reader import QueuePartition
 from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.embedded.log import EmbeddedLog
 from orderedmq.embedded.outbox import EmbeddedOutbox
@@ -22,13 +20,13 @@ from orderedmq.errors import LockError
 from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.options.source import SourceOptions
 from orderedmq.ownership.micro_batch import SourceRun
-from orderedmq.parking import AT_ONCE, SOURCE_COLUMNS, Command, Parking, Ticket, command_rows, to_park
+from orderedmq.parking import AT_ONCE, Command, Parking, Ticket, lot_token, parked_queue
 from orderedmq.schema import MESSAGE_SCHEMA
 from tests.contract.support import locked, rows
 
 QUEUE = MessageQueue("orders", "embedded", 0)
 #: An ordinary queue that serves as the parking lot.
-LOT = MessageQueue("lot", "embedded", 0)
+LOT = parked_queue("g", QUEUE)
 #: The types of the columns that brokers do not have.
 OWN = {"lock_token": pa.string(), "ticket": TICKET_TYPE}
 
@@ -41,21 +39,20 @@ class Rig:
             path=str(path / "store"), consumer_group="g", pull_batch_size=4, parking_lot=True, parking_lot_max_messages=100
         )
         self.broker = EmbeddedBroker(path / "store")
-        for name in ("orders", "lot"):
-            self.broker.admin.create_topic(name, 1)
+        self.broker.admin.create_topic("orders", 1)
         keys = [*"ababab"]
         self.broker.log.append({QUEUE: rows(range(6), sharding_key=keys, properties=[[("shop", "berlin")]] * 6)})
         (self.token,) = locked(self.broker, "g", self.broker.groups.join("me"), [QUEUE])
-        sent = self.broker.log.pull(QUEUE, 0, 2, 1 << 20, SOURCE_COLUMNS)
-        parkings = [Parking(QUEUE, 0, Ticket(0, 3, 1, 5000, "no")), Parking(QUEUE, 1, Ticket(1, 0, 0, AT_ONCE))]
-        self.broker.log.append({LOT: rows(["gone"])})
-        for parked in (to_park(sent, parkings), *([command_rows(commands)] if commands else ())):
-            self.broker.log.append({LOT: parked})
+        tickets = [Ticket(5, 1, 1, 9), Ticket(0, 3, 1, 5000, "no"), Ticket(1, 0, 0, AT_ONCE)]
+        self.broker.groups.park(self.token, [Parking(QUEUE, ticket.offset, ticket) for ticket in tickets])
+        if commands:
+            self.broker.admin.command_parked("g", QUEUE, commands)
 
     def part(self, begin: int, end: int, lot: tuple[int, int]) -> QueuePartition:
         anchor = self.broker.log.topic("orders").incarnation
-        span = LotSpan(LOT, *lot, replace(self.token, queue=LOT))
-        return QueuePartition(self.broker.identity, QUEUE, begin, end, self.token, anchor, streaming=True, lot=span)
+        return QueuePartition(
+            self.broker.identity, QUEUE, begin, end, self.token, anchor, streaming=True, lot=OffsetRange(*lot)
+        )
 
     def read(self, part: QueuePartition, *columns: str) -> list[dict[str, Any]]:
         schema = pa.schema([pa.field(name, OWN[name]) if name in OWN else MESSAGE_SCHEMA.field(name) for name in columns])
@@ -69,12 +66,6 @@ class Rig:
 
 def tickets(found: list[dict[str, Any]]) -> list[LotPlace | None]:
     return [None if row["ticket"] is None else LotPlace(**row["ticket"]) for row in found]
-
-
-@pytest.fixture(autouse=True)
-def as_a_broker(monkeypatch: pytest.MonkeyPatch) -> None:
-    # These rows represent messages that a broker parked. Unlike users' rows, they must keep their reserved properties.
-    monkeypatch.setattr("orderedmq.embedded.log.normalise", lambda rows, where: rows)
 
 
 @pytest.fixture
@@ -94,7 +85,7 @@ def test_parked_messages_come_first_as_they_were_sent_and_each_says_where_it_lie
     assert [row["properties"] for row in found] == [[("shop", "berlin")]] * 4
     assert tickets(found) == [LotPlace(1, 3, 1, 5000, "no"), LotPlace(2, 0, 0, AT_ONCE, ""), None, None]
     (context,) = {rig.context(row) for row in found}
-    assert context.lot == TaskLot(4, 1, 3, 100)
+    assert context.lot == LotPlan(4, 1, 3, 100)
     lock = context.lock(QUEUE)
     assert (lock.token.epoch, lock.token.group, lock.token.queue, lock.lot) == (rig.token.epoch, "g", QUEUE, context.lot)
 
@@ -124,7 +115,7 @@ def test_both_ranges_are_registered_before_a_row_is_read(rig: Rig, monkeypatch: 
 
     monkeypatch.setattr(TaskContext, "get", Task)
     monkeypatch.setattr(partition_reader, "run_of", lambda get: SourceRun("q", 7, "r"))
-    lot = replace(rig.token, queue=LOT)
+    lot = lot_token(rig.token)
     rig.read(rig.part(4, 6, (1, 3)), "body")
     assert told == [
         (SourceRun("q", 7, "r"), QUEUE, OffsetRange(4, 6), rig.token),

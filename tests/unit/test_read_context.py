@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ordered_source.read_context import ReadContext, TaskLot
+from ordered_source.columns import LotPlan, ReadContext
 from orderedmq.connections import kept
 from orderedmq.endpoint import Credentials, CredentialsFile, Endpoint, TlsOptions
 from orderedmq.errors import LockError, OptionError
@@ -35,7 +35,7 @@ ENDPOINTS = st.builds(Endpoint, st.text()) | st.builds(
     st.text(),
     ENDPOINTS,
     st.tuples(st.booleans(), st.booleans(), st.booleans()),
-    st.none() | st.builds(TaskLot, NUMBERS, NUMBERS, NUMBERS, NUMBERS),
+    st.none() | st.builds(LotPlan, NUMBERS, NUMBERS, NUMBERS, NUMBERS),
 )
 def test_a_context_comes_back_from_its_text(
     epoch: int,
@@ -44,14 +44,14 @@ def test_a_context_comes_back_from_its_text(
     identity: str,
     endpoint: Endpoint,
     flags: tuple[bool, bool, bool],
-    lot: TaskLot | None,
+    lot: LotPlan | None,
 ) -> None:
     context = ReadContext(epoch, group, client, identity, endpoint, *flags, lot)
     assert ReadContext.from_text(context.to_text()) == context
 
 
 def test_the_text_names_its_fields_and_has_no_key_of_an_account() -> None:
-    text = ReadContext.of(ACCOUNT, "id", TOKEN, TaskLot(1, 2, 3, 4)).to_text()
+    text = ReadContext.of(ACCOUNT, "id", TOKEN, LotPlan(1, 2, 3, 4)).to_text()
     assert json.loads(text) == {
         "version": 1,
         "epoch": 7,
@@ -64,7 +64,7 @@ def test_the_text_names_its_fields_and_has_no_key_of_an_account() -> None:
     }
 
 
-SOUND = json.loads(ReadContext.of(Endpoint("/s"), "id", TOKEN, TaskLot(1, 2, 3, 4)).to_text())
+SOUND = json.loads(ReadContext.of(Endpoint("/s"), "id", TOKEN, LotPlan(1, 2, 3, 4)).to_text())
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from ordered_source.listener import shell
+from ordered_source.listener import engine_task
 from ordered_source.listener.dead_letter import separate
-from ordered_source.listener.shell import Consumer
+from ordered_source.listener.engine_task import Consumer
 from orderedmq.conditions import UnavailableCondition
 from orderedmq.embedded.groups import EmbeddedGroups
 from orderedmq.errors import RocketMQUnavailableError
@@ -20,7 +20,7 @@ from orderedmq.model import OffsetRange
 from orderedmq.tools import dead_letters
 from orderedmq.tools.replay import Replayed, replay
 from tests.contract.support import letters, locked
-from tests.unit.test_listener_shell import DONE, LATER, LETTERS, QUEUE, SUCCESS, SUSPEND, Rig
+from tests.unit.test_engine_task import DONE, LATER, LETTERS, QUEUE, SUCCESS, SUSPEND, Rig
 
 Row = tuple[int, str, int]
 
@@ -52,7 +52,7 @@ def queue(rig: Rig, listener: Any, size: int = 1) -> list[Row]:
     settings = OrderPerQueue(size, suspend_current_queue_time_millis=10, max_reconsume_times=0)
     told = [
         row
-        for batch in shell.consume(rig.read(planned=False, lot=False), Consumer(listener, settings))
+        for batch in engine_task.consume(rig.read(planned=False, lot=False), Consumer(listener, settings))
         for row in batch.to_pylist()
     ]
     rows: list[Row] = [
@@ -101,7 +101,7 @@ def test_of_a_batch_whose_letters_are_stored_in_part_the_listener_gets_the_rest(
     rig.send(*"a" * 14)
     rig.broker.groups.dead_letter(rig.token, letters(given_up), given_up)
     consumer = Consumer(rig.listener(lambda message: SUCCESS), OrderPerQueue(4))
-    told = shell.consume(rig.read(planned=False, lot=False, size=size), consumer)
+    told = engine_task.consume(rig.read(planned=False, lot=False, size=size), consumer)
     found = [row for batch in told for row in batch.to_pylist()]
     rows = sorted((at, row["status"]) for row in found for at in range(row["begin_offset"], row["end_offset"]))
     assert rig.heard == heard

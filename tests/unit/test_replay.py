@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 import orderedmq
-from ordered_source.listener.shell import Consumer
+from ordered_source.listener.engine_task import Consumer
 from orderedmq.broker import Broker
 from orderedmq.cli import app
 from orderedmq.errors import OptionError, TopicError
@@ -31,7 +31,7 @@ from orderedmq.tools.replay import _choose_queues
 from orderedmq.tools.seek import parse_target, resolve
 from tests.command import Run, bodies
 from tests.contract.support import locked
-from tests.unit.test_listener_shell import LATER, SUSPEND, Rig
+from tests.unit.test_engine_task import LATER, SUSPEND, Rig
 
 
 @pytest.fixture

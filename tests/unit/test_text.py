@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import orderedmq
-from ordered_source.listener.tasks import Columns, Rows
+from ordered_source.listener.task_rows import Columns, Rows
 from orderedmq.broker import Broker
 from orderedmq.errors import SchemaError
 from orderedmq.listening.engine import Message

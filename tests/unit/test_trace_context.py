@@ -22,11 +22,10 @@ from pyspark.sql import DataFrame
 
 import orderedmq
 from ordered_source import ConsumeOrderlyStatus, consume_concurrently, consume_orderly
-from ordered_source.columns import full_schema
+from ordered_source.columns import TaskLock, full_schema
 from ordered_source.listener.calls import Cancelled
-from ordered_source.listener.shell import Consumer
+from ordered_source.listener.engine_task import Consumer
 from ordered_source.listener.tracing import Tracing
-from ordered_source.read_context import TaskLock
 from orderedmq import trace_context
 from orderedmq.broker import Broker
 from orderedmq.errors import OptionError, SchemaError, TopicError
@@ -38,7 +37,7 @@ from orderedmq.model import MessageQueue
 from orderedmq.ownership.lock import LockToken
 from orderedmq.rows.message_trace import Ended, ReturnType, TracedCall, TracedMessage
 from tests.micro_batches import Frame
-from tests.unit.test_listener_shell import Rig, rig
+from tests.unit.test_engine_task import Rig, rig
 
 __all__ = ["rig"]
 
@@ -177,7 +176,7 @@ def test_calls_that_await_at_once_are_each_in_their_own_span_until_they_were_awa
 
 # -- tasks, on a real store
 
-WITH_PROPERTIES = tuple(full_schema(include_properties=True, include_lock_token=True, include_ticket=True).names)
+WITH_PROPERTIES = tuple(full_schema("properties", "lock_token", "ticket").names)
 
 
 KINDS: dict[str, Settings] = {

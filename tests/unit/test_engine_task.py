@@ -24,12 +24,10 @@ from ordered_source import (
     ConsumeOrderlyStatus,
     partition_reader,
 )
-from ordered_source.columns import TICKET_TYPE, full_schema
-from ordered_source.listener import calls, shell
-from ordered_source.listener.settled import Settled
-from ordered_source.listener.shell import Consumer
-from ordered_source.partition_reader import LotSpan, QueuePartition
-from ordered_source.read_context import TaskLot
+from ordered_source.columns import TICKET_TYPE, LotPlan, full_schema
+from ordered_source.listener import calls, engine_task
+from ordered_source.listener.engine_task import Consumer, Settled
+from ordered_source.partition_reader import QueuePartition
 from orderedmq import pulls
 from orderedmq.conditions import DataLossCondition, StoreCondition
 from orderedmq.embedded.broker import EmbeddedBroker
@@ -38,7 +36,7 @@ from orderedmq.errors import DataLossError, LockError, MessageError, OptionError
 from orderedmq.listening.concurrent_engine import ConcurrentSettings
 from orderedmq.listening.key_engine import OrderPerKey
 from orderedmq.listening.queue_engine import OrderPerQueue
-from orderedmq.model import MAX_BODY_BYTES, MAX_KEY_BYTES, MessageQueue
+from orderedmq.model import MAX_BODY_BYTES, MAX_KEY_BYTES, MessageQueue, OffsetRange
 from orderedmq.options.source import SourceOptions
 from orderedmq.parking import Command, Lot, lot_token, parked_queue
 from orderedmq.schema import MESSAGE_SCHEMA
@@ -51,7 +49,7 @@ LOT = parked_queue("g", QUEUE)
 LETTERS = MessageQueue("%DLQ%g", "embedded", 0)
 SUCCESS, SUSPEND = ConsumeOrderlyStatus.SUCCESS, ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
 DONE, LATER = ConsumeConcurrentlyStatus.CONSUME_SUCCESS, ConsumeConcurrentlyStatus.RECONSUME_LATER
-COLUMNS = tuple(full_schema(include_properties=False, include_lock_token=True, include_ticket=True).names)
+COLUMNS = tuple(full_schema("lock_token", "ticket").names)
 #: The types of the columns that brokers do not have.
 OWN = {"lock_token": pa.string(), "ticket": TICKET_TYPE}
 
@@ -80,7 +78,7 @@ class Rig:
     ) -> Iterator[pa.RecordBatch]:
         """A task's rows: those of the queue from the committed offset on, and those of the lot if it is planned."""
         end, lot_end = self.ends()
-        span = LotSpan(LOT, self.lot_position, lot_end if planned else self.lot_position, lot_token(self.token))
+        span = OffsetRange(self.lot_position, lot_end if planned else self.lot_position)
         where = (self.broker.identity, QUEUE, self.position, end, self.token)
         anchor = self.broker.log.topic("orders").incarnation
         part = QueuePartition(*where, anchor, streaming=True, lot=span if lot else None)
@@ -89,7 +87,7 @@ class Rig:
         yield from partition_reader.read(part, options, columns, schema)
 
     def task(self, consumer: Consumer, planned: bool = False, **reading: Any) -> Iterator[pa.RecordBatch]:
-        return shell.consume(self.read(planned, **reading), consumer, lambda: self.now)
+        return engine_task.consume(self.read(planned, **reading), consumer, lambda: self.now)
 
     def run(self, consumer: Consumer, planned: bool = False, *, commit: bool = True, **reading: Any) -> list[tuple[Any, ...]]:
         """Run a micro-batch and commit it. Return its outcomes as (offset, status, attempts, seconds until due)."""
@@ -338,7 +336,7 @@ def test_if_a_row_cannot_be_stored_its_dead_letter_is_the_message_as_it_was_sent
     rig.broker.log.append({QUEUE: rows(["sent"], sharding_key=["k"], properties=[[("colour", "red")]])})
     consumer = Consumer(rig.listener(lambda _: SUSPEND), OrderPerQueue(max_reconsume_times=0))
     batches = replaced(rig.read(planned=False, lot=False), *UNFIT[unfit])
-    [outcome] = [row for batch in shell.consume(batches, consumer) for row in batch.to_pylist()]
+    [outcome] = [row for batch in engine_task.consume(batches, consumer) for row in batch.to_pylist()]
     assert outcome["status"] == "DEAD_LETTER"
     (letter,) = rig.broker.log.pull(LETTERS, 0, 9, 1 << 20, ("body", "sharding_key", "properties")).to_pylist()
     assert (letter["body"], letter["sharding_key"], dict(letter["properties"])["colour"]) == (b"sent", "k", "red")
@@ -350,7 +348,7 @@ def test_a_row_that_cannot_be_stored_ends_the_task_if_its_message_is_gone(rig: R
     batches = list(replaced(rig.read(planned=False, lot=False), *UNFIT["a null body"]))
     rig.broker.admin.trim("orders", {QUEUE: 2})
     with pytest.raises(MessageError, match="message 0 of queue orders/embedded/0 cannot become a dead letter") as raised:
-        list(shell.consume(batches, consumer))
+        list(engine_task.consume(batches, consumer))
     assert raised.value.condition == "ORDEREDMQ_MESSAGE.NULL_BODY"
 
 
@@ -358,7 +356,7 @@ def test_a_dead_letter_names_the_properties_for_which_it_has_no_room(rig: Rig, c
     own = [(f"p{number:02}", "x" * 1013) for number in range(32)]
     rig.broker.log.append({QUEUE: rows(["sent"], properties=[own])})
     consumer = Consumer(rig.listener(lambda _: SUSPEND), OrderPerQueue(max_reconsume_times=0))
-    list(shell.consume(rig.read(planned=False, lot=False), consumer))
+    list(engine_task.consume(rig.read(planned=False, lot=False), consumer))
     (letter,) = rig.broker.log.pull(LETTERS, 0, 9, 1 << 20, ("properties",)).to_pylist()
     properties = dict(letter["properties"])
     assert [name for name, _ in own if name not in properties] == ["p30", "p31"]
@@ -389,7 +387,7 @@ def test_more_rows_are_asked_for_only_when_the_engine_wants_them(rig: Rig, monke
             yield batch
 
     kind = rig.by_key(bad())
-    for _ in shell.consume(told(rig.read(planned=False, size=2)), kind, lambda: rig.now):
+    for _ in engine_task.consume(told(rig.read(planned=False, size=2)), kind, lambda: rig.now):
         pass
     # A batch is two messages, and two batches fill the engine. So one batch must be decided before the next one is fetched.
     assert taken[0] == 0
@@ -398,7 +396,7 @@ def test_more_rows_are_asked_for_only_when_the_engine_wants_them(rig: Rig, monke
 
 
 def test_the_outcomes_of_a_large_range_are_given_to_spark_in_parts(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shell, "GIVE_TOGETHER", 5)
+    monkeypatch.setattr(engine_task, "GIVE_TOGETHER", 5)
     rig.send(*"abcdefghijkl")
     sizes = [batch.num_rows for batch in rig.task(rig.by_key(bad()))]
     assert sum(sizes) == 12
@@ -471,7 +469,7 @@ def test_keys_are_at_the_listener_at_once_each_with_one_call(rig: Rig) -> None:
 def test_a_task_that_is_closed_does_not_wait_for_its_threads_and_starts_no_call(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shell, "GIVE_TOGETHER", 1)
+    monkeypatch.setattr(engine_task, "GIVE_TOGETHER", 1)
     gate = Gate()
     first = threading.Event()
 
@@ -646,14 +644,14 @@ def test_rows_without_a_parking_lot_are_refused_by_name_and_the_reverse(rig: Rig
         with pytest.raises(OptionError, match=r"UNSUPPORTED.*without a parking lot.*parkingLot=true"):
             rig.run(kind, lot=False)
     with pytest.raises(OptionError, match=r"UNSUPPORTED.*parkingLot=true.*OrderPerKey"):
-        list(shell.consume(rig.read(planned=False), Consumer(rig.listener(never), OrderPerQueue())))
+        list(engine_task.consume(rig.read(planned=False), Consumer(rig.listener(never), OrderPerQueue())))
     without_lock = next(rig.read(planned=False)).drop_columns(["lock_token"])
     without_lock = without_lock.append_column("lock_token", pa.array([None], pa.string()))
     with pytest.raises(OptionError, match="without a lock"):
-        list(shell.consume([without_lock], rig.by_key(never)))
+        list(engine_task.consume([without_lock], rig.by_key(never)))
     without_ticket = next(rig.read(planned=False)).drop_columns(["ticket"])
     with pytest.raises(SchemaError, match=r"MISSING_COLUMN.*no column ticket"):
-        list(shell.consume([without_ticket], rig.by_key(never)))
+        list(engine_task.consume([without_ticket], rig.by_key(never)))
 
 
 def test_rows_of_the_lot_behind_others_are_refused(rig: Rig) -> None:
@@ -662,7 +660,7 @@ def test_rows_of_the_lot_behind_others_are_refused(rig: Rig) -> None:
     rig.send("c")
     batches = list(rig.read(planned=True))
     with pytest.raises(OptionError, match="neither sorted nor shuffled"):
-        list(shell.consume(batches[::-1], rig.by_key(bad()), lambda: rig.now))
+        list(engine_task.consume(batches[::-1], rig.by_key(bad()), lambda: rig.now))
 
 
 def test_what_a_former_task_has_read_of_a_lot_is_continued_and_another_locks_reading_is_not(
@@ -684,7 +682,7 @@ def test_what_a_former_task_has_read_of_a_lot_is_continued_and_another_locks_rea
     # The first two readings begin at 0, because the lot is empty until the first task ends. The third one begins after the message.
     assert begun == [0, 0, 1]
     other = replace(rig.token, epoch=rig.token.epoch - 1)
-    Settled.read(rig.broker, other, LOT, TaskLot(3, 0, 0, 9))
+    Settled.read(rig.broker, other, LOT, LotPlan(3, 0, 0, 9))
     assert begun[-1] == 0
 
 

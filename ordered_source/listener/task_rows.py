@@ -13,8 +13,7 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
-from ordered_source.columns import LOCK_TOKEN, LotPlace
-from ordered_source.read_context import ReadContext, TaskLock
+from ordered_source.columns import LOCK_TOKEN, LotPlace, ReadContext, TaskLock
 from orderedmq.broker import Broker, PullSettings
 from orderedmq.conditions import OptionCondition, SchemaCondition
 from orderedmq.endpoint import Credentials, TlsOptions
