@@ -164,14 +164,11 @@ class KeyEngine(Engine):
             return None
         lane = self._ready.popleft()
         if lane.batch is None:
-            waiting, end = lane.waiting, lane.diverted_from
+            waiting = lane.waiting
             head = waiting.popleft()
             messages = [head]
             more = 0 if head._attempts else self.settings.consume_message_batch_max_size - 1
-            while more and waiting:
-                message = waiting[0]
-                if message._attempts or (end is not None and message._offset >= end):
-                    break
+            while more and waiting and not waiting[0]._attempts:
                 messages.append(waiting.popleft())
                 more -= 1
             lane.batch = Batch(messages, lane)
@@ -212,7 +209,7 @@ class KeyEngine(Engine):
         head, batch.messages = rest[0], rest[:1]
         lane.waiting.extendleft(reversed(rest[1:]))
         self._undecided -= len(done)
-        lane.failures = cause_known + (0 if done else lane.failures)
+        lane.failures += cause_known
         out = outcomes(done, "SUCCESS", batch.seconds)
         millis = self._whole(context, "suspend_current_queue_time_millis", -1)
         pause = suspend_seconds(millis, self.settings.suspend_current_queue_time_millis)
