@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from pyspark.sql import DataFrame
 
@@ -22,7 +22,7 @@ from bench.process_cpu import JVM, PYTHON, ProcessCpu
 from bench.raw_pull import STEP, raw_pull
 from bench.rocketmq_rig import QUEUES, RAISED, WARM_ROWS, Rig, fill, proxy_before, rig, sized_messages, warm
 from bench.throughput import COLUMNS, KEYED
-from orderedmq.broker import Broker, Log, PullSettings
+from orderedmq.broker import Log, PullSettings
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.schema import DEFAULT_COLUMNS
@@ -277,54 +277,6 @@ def _given(bench: Bench, rows: int, most: int = 0) -> DataFrame:
     """Return rows with a tag, a key and a sharding key, at most ``most`` in a micro-batch; with 0, all in one."""
     source = bench.null_source(KEYED, rows, QUEUES, most=most)
     return source.selectExpr("*", "'created' AS tags", "sharding_key AS keys")
-
-
-def trace(bench: Bench) -> list[Figure]:
-    """Compare the sink at full speed with RocketMQ's message trace and without it."""
-    made = rig(bench)
-    rows, topic = 100_000 if bench.quick else 400_000, bench.fresh("traces").name
-    made.broker.admin.create_topic(topic, QUEUES)
-    queues = made.broker.log.queues(topic)
-
-    def ends() -> dict[MessageQueue, int]:
-        return {queue: bounds.max_offset for queue, bounds in made.broker.log.bounds(queues).items()}
-
-    def written(**options: Any) -> dict[str, float]:
-        before, began, found = ends(), made.brokers_cpu(), dict[str, float]()
-
-        def run() -> None:
-            sent = {"namesrvAddr": made.address, "topic": "sent", **options}
-            found.update(bench.drain(_given(bench, rows), "orderedmq", rows, **sent))
-            # Wait for all traces, which are sent during the query and after it.
-            last = None
-            while last != (last := ends()):
-                time.sleep(1.0)
-
-        found["cpu"] = _spark_cpu(made, run) / rows * 1e6
-        found["broker"] = (made.brokers_cpu() - began) / rows * 1e6
-        found["traces"] = sum(_count_traces(made.broker, queue, before[queue], end) for queue, end in ends().items())
-        return found
-
-    traced = partial(written, enableMsgTrace=True, customizedTraceTopic=topic)
-    found = interleaved(bench.rounds, {"with": traced, "without": written})
-    mine, peer = found["with"], found["without"]
-    case = "RocketMQ: message trace"
-    return [
-        _against(1000 * mine["micro-batch"], 1000 * peer["micro-batch"], "the sink, against the sink without it", None, case),
-        Figure(case, "traces written, of the rows sent at that speed", mine["traces"], "rows", rows, mine["traces"] / rows),
-        _cpu("CPU of Spark, our process included, against without it", mine["cpu"], peer["cpu"], case),
-        _cpu("CPU of the brokers, against without it", mine["broker"], peer["broker"], case),
-    ]
-
-
-def _count_traces(broker: Broker, queue: MessageQueue, at: int, end: int) -> int:
-    """Return how many traces the messages of a range have. A control character ends each trace."""
-    count = 0
-    while at < end:
-        bodies = broker.log.pull(queue, at, min(CHUNK, end - at), 1 << 40, ("body",)).column(0).to_pylist()
-        count += sum(body.count(b"\x02") for body in bodies)
-        at += len(bodies)
-    return count
 
 
 def _spark_cpu(made: Rig, run: Callable[[], object]) -> float:

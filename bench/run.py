@@ -63,7 +63,6 @@ CASES: Final[dict[str, Callable[[Bench], list[Figure]]]] = {
     "rocketmq-source": rocketmq.source,
     "rocketmq-proxy": rocketmq.proxy,
     "rocketmq-sink": rocketmq.sink,
-    "rocketmq-trace": rocketmq.trace,
     "rocketmq-rollout": owners.rocketmq,
     "rocketmq-many-tasks": many_tasks.figures,
     # The last case changes a setting of the brokers.

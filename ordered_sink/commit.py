@@ -78,8 +78,6 @@ class _Planned:
 
     def _prepare(self, broker: Broker) -> None:
         """Check the broker's abilities, create the topic if it is missing and the options allow that, and choose its queues."""
-        if self.options.trace_topic is not None:
-            broker.traced(self.options.trace_topic)
         if self.options.topic is not None:
             try:
                 self.queues = target_queues(broker, self.options.topic, self.options)

@@ -91,8 +91,6 @@ def write(
     assert context is not None, "a writer runs in a Spark task"
     batch = sink_batch(options, run_of(context.getLocalProperty), job, streaming=streaming)
     broker = kept(options.endpoint, identity)
-    if options.trace_topic is not None:
-        broker = broker.traced(options.trace_topic, check=False)
     staging = broker.outbox.open(batch, context.partitionId())
     try:
         seed = batch.batch_id * 65537 + context.partitionId()

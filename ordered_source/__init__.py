@@ -15,7 +15,6 @@ from orderedmq.spark_support import require_pyspark
 if TYPE_CHECKING:
     from ordered_source.listener.consume import consume_concurrently, consume_orderly
     from ordered_source.listener.dead_letter import dead_letter
-    from ordered_source.listener.tracing import Tracing
     from ordered_source.stopping import stop_at_boundary, stop_on_sigterm
     from orderedmq.listening.concurrent_engine import ConcurrentSettings
     from orderedmq.listening.key_engine import OrderPerKey
@@ -29,8 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ConcurrentSettings", "ConsumeConcurrentlyContext", "ConsumeConcurrentlyStatus", "ConsumeOrderlyContext", "ConsumeOrderlyStatus",
-    "OrderPerKey", "OrderPerQueue", "Tracing", "consume_concurrently", "consume_orderly", "dead_letter", "stop_at_boundary",
-    "stop_on_sigterm",
+    "OrderPerKey", "OrderPerQueue", "consume_concurrently", "consume_orderly", "dead_letter", "stop_at_boundary", "stop_on_sigterm",
 ]  # fmt: skip
 
 _HOMES = {
@@ -41,7 +39,6 @@ _HOMES = {
     "ConsumeOrderlyStatus": "orderedmq.listening.listener",
     "OrderPerKey": "orderedmq.listening.key_engine",
     "OrderPerQueue": "orderedmq.listening.queue_engine",
-    "Tracing": "ordered_source.listener.tracing",
     "consume_concurrently": "ordered_source.listener.consume",
     "consume_orderly": "ordered_source.listener.consume",
     "dead_letter": "ordered_source.listener.dead_letter",

@@ -7,7 +7,7 @@ the lock of the lot's queue has the same epoch (`parking.queue_token`). tests/co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from types import TracebackType
@@ -17,7 +17,6 @@ from orderedmq.endpoint import Capabilities
 from orderedmq.model import DEFAULT_COMPRESSION, MessageQueue, OffsetRange
 from orderedmq.ownership.lock import ClientIdentity, LockToken, Refusal
 from orderedmq.ownership.micro_batch import SourceRun
-from orderedmq.rows.message_trace import TRACE_TOPIC, TracedCall
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -520,15 +519,6 @@ class Broker(Protocol):
     def outbox(self) -> Outbox: ...
     @property
     def admin(self) -> Admin: ...
-    @property
-    def trace(self) -> Callable[[TracedCall], None] | None: ...
-
-    def traced(self, topic: str = TRACE_TOPIC, *, check: bool = True) -> Broker:
-        """Return this connection with RocketMQ's message trace: it records sent messages and calls of `trace` in ``topic``.
-
-        Raises OptionError UNSUPPORTED if the broker has no message trace, and with ``check`` also if the cluster lacks the topic.
-        """
-
     def close(self) -> None: ...
     def __enter__(self) -> Self: ...
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None: ...

@@ -11,13 +11,15 @@ producer is a span ``send <topic>`` of kind PRODUCER. A message that already has
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import wraps
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
 from orderedmq.errors import missing_package
+from orderedmq.listening.listener import is_async
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue
 from orderedmq.schema import PROPERTIES_TYPE
 from orderedmq.text import repaired
@@ -31,6 +33,8 @@ Properties = Mapping[str, str] | Sequence[tuple[str, str]]
 
 #: The property that every message with a context has (W3C Trace Context).
 TRACEPARENT: Final = "traceparent"
+#: The attribute of a span with the listener's answer.
+_STATUS: Final = "orderedmq.listener.status"
 
 
 def require(wanted: str) -> None:
@@ -69,8 +73,39 @@ def inject(properties: Properties | None = None) -> dict[str, str]:
     return carried
 
 
+def in_spans(group: str) -> Callable[[Any], Any]:
+    """Return a decorator that runs each call of a listener ``(messages, context) -> status`` in a span, which has the answer's name.
+
+    For an async listener, the span includes the await. Raises OptionError MISSING if opentelemetry-api is not installed.
+    """
+    require("a listener with trace_context=True")
+
+    def decorated(listener: Any) -> Any:
+        if is_async(listener):
+
+            @wraps(listener)
+            async def call_async(messages: Sequence[Any], context: Any) -> Any:
+                with _processing(context.message_queue, group, messages) as span:
+                    answer = await listener(messages, context)
+                    span.set_attribute(_STATUS, getattr(answer, "name", "None"))
+                    return answer
+
+            return call_async
+
+        @wraps(listener)
+        def call(messages: Sequence[Any], context: Any) -> Any:
+            with _processing(context.message_queue, group, messages) as span:
+                answer = listener(messages, context)
+                span.set_attribute(_STATUS, getattr(answer, "name", "None"))
+                return answer
+
+        return call
+
+    return decorated
+
+
 @contextmanager
-def processing(queue: MessageQueue, group: str, messages: Sequence[Any]) -> Iterator[Span]:
+def _processing(queue: MessageQueue, group: str, messages: Sequence[Any]) -> Iterator[Span]:
     """Run the block, a call of a listener, in a span that records its exception. ``messages`` have at least the field ``properties``."""
     from opentelemetry.context import Context, attach, detach
     from opentelemetry.trace import SpanKind

@@ -11,7 +11,6 @@ from ordered_source.columns import TICKET
 from ordered_source.listener import engine_task
 from ordered_source.listener.engine_task import Consumer
 from ordered_source.listener.task_rows import NEEDED, require_columns
-from ordered_source.listener.tracing import NO_TRACING, Tracing
 from orderedmq.conditions import OptionCondition
 from orderedmq.endpoint import Credentials, TlsOptions
 from orderedmq.errors import OptionError
@@ -32,7 +31,7 @@ def consume_orderly(
     hooks: Sequence[ConsumeMessageHook] = (),
     credentials: Credentials | None = None,
     tls: TlsOptions | None = None,
-    tracing: Tracing = NO_TRACING,
+    trace_context: bool = False,
 ) -> DataFrame:
     """Run ``listener(messages, context) -> ConsumeOrderlyStatus`` over queues or keys in order, like RocketMQ's MessageListenerOrderly.
 
@@ -65,9 +64,11 @@ def consume_orderly(
     the rows to a sink, because the listener runs only when Spark runs the DataFrame.
 
     A listener connects to the broker as the source does, but rows carry no secrets: pass ``credentials`` if the source has the option
-    secretKey, and ``tls`` if it has tlsKeyPassword. ``tracing``: see `Tracing`.
+    secretKey, and ``tls`` if it has tlsKeyPassword. With ``trace_context``, each call runs in an OpenTelemetry span in the trace context of
+    its messages (`orderedmq.trace_context`). This needs ``includeProperties=true`` and the package opentelemetry-api.
 
-    This function raises SchemaError MISSING_COLUMN, OptionError INVALID, and OptionError UNSUPPORTED with spark.speculation. When the
+    This function raises SchemaError MISSING_COLUMN, OptionError INVALID, OptionError MISSING without opentelemetry-api where it is needed,
+    and OptionError UNSUPPORTED with spark.speculation. When the
     query runs, a task raises OptionError UNSUPPORTED for rows that were read without a lock, with a parking lot that ``order`` does not
     allow, or without one that it needs. It raises OptionError MISSING without the ``credentials`` that the source used, LockError LOST if
     another owner may have the queue, ListenerError UNCOMMITTED if messages are taken and not committed at the end of a range, and
@@ -80,8 +81,7 @@ def consume_orderly(
         require_columns(df, NEEDED, order.name)
     else:
         raise OptionError(OptionCondition.INVALID, f"order is {order!r}, but must be OrderPerQueue() or OrderPerKey()")
-    tracing.check(df)
-    return engine_task.run(df, Consumer(listener, order, tuple(hooks), credentials, tls, tracing))
+    return engine_task.run(df, Consumer(listener, order, tuple(hooks), credentials, tls, trace_context))
 
 
 def consume_concurrently(
@@ -92,7 +92,7 @@ def consume_concurrently(
     hooks: Sequence[ConsumeMessageHook] = (),
     credentials: Credentials | None = None,
     tls: TlsOptions | None = None,
-    tracing: Tracing = NO_TRACING,
+    trace_context: bool = False,
 ) -> DataFrame:
     """Run ``listener(messages, context) -> ConsumeConcurrentlyStatus`` over queues in no order, like MessageListenerConcurrently.
 
@@ -104,7 +104,8 @@ def consume_concurrently(
     group's parking lot separately. It comes back after 10 s, 30 s, 1 min … 2 h, or after the delay level that the listener chose
     (``context.delay_level_when_next_consume``). After ``max_reconsume_times`` retries it goes to the topic %DLQ%<group>.
 
-    This function raises SchemaError MISSING_COLUMN, OptionError INVALID, and OptionError UNSUPPORTED with spark.speculation. When the
+    This function raises SchemaError MISSING_COLUMN, OptionError INVALID, OptionError MISSING without opentelemetry-api where it is needed,
+    and OptionError UNSUPPORTED with spark.speculation. When the
     query runs, a task raises OptionError UNSUPPORTED for rows that were read without a lock or without a parking lot, OptionError MISSING
     without the ``credentials`` that the source used, LockError LOST if another owner may have the queue, and ListenerError NOT_AWAITED if
     a listener that is not async returns a coroutine.
@@ -112,5 +113,4 @@ def consume_concurrently(
     if not isinstance(settings, ConcurrentSettings):
         raise OptionError(OptionCondition.INVALID, f"settings is {settings!r}, but must be ConcurrentSettings()")
     require_columns(df, NEEDED, settings.name)
-    tracing.check(df)
-    return engine_task.run(df, Consumer(listener, settings, tuple(hooks), credentials, tls, tracing))
+    return engine_task.run(df, Consumer(listener, settings, tuple(hooks), credentials, tls, trace_context))

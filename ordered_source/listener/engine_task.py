@@ -24,9 +24,17 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
 from ordered_source.columns import TICKET, LotPlace, LotPlan, ReadContext, TaskLock
-from ordered_source.listener.calls import Awaiting, Calls, Inline, Threads
-from ordered_source.listener.task_rows import Columns, Rows, by_queue, lock_of, naming, run_in_tasks, write_letters
-from ordered_source.listener.tracing import NO_TRACING, Tracing
+from ordered_source.listener.calls import Awaiting, Calls, Inline, Threads, kept
+from ordered_source.listener.task_rows import (
+    Columns,
+    Rows,
+    by_queue,
+    lock_of,
+    naming,
+    require_columns,
+    run_in_tasks,
+    write_letters,
+)
 from orderedmq import pulls
 from orderedmq.broker import Broker, PullSettings
 from orderedmq.conditions import OptionCondition, SchemaCondition
@@ -55,6 +63,7 @@ from orderedmq.model import MAX_OFFSET, MessageQueue, OffsetRange
 from orderedmq.ownership.lock import LockToken
 from orderedmq.parking import AT_ONCE, DELAY_LEVELS, DROPPED, HELD, Lot, Parking, Ticket, delay, lot_token
 from orderedmq.schema import TIMESTAMP_TYPE
+from orderedmq.trace_context import in_spans, require
 
 log = logging.getLogger("orderedmq")
 
@@ -80,6 +89,8 @@ _SCHEMA: Final = pa.schema(
 )
 #: Number of rows whose columns are converted to Python values together.
 ROWS_TOGETHER: Final = 4096
+#: What needs the package opentelemetry-api and the messages' properties, as errors name it.
+_TRACED: Final = "a listener with trace_context=True"
 #: Number of outcomes that are given to Spark together.
 GIVE_TOGETHER: Final = 4096
 #: The parking lots that this process has read: (broker, group, queue) → (epoch of the lock under which it was read, lot).
@@ -98,7 +109,7 @@ class Consumer:
     hooks: Sequence[ConsumeMessageHook] = ()
     credentials: Credentials | None = None
     tls: TlsOptions | None = None
-    tracing: Tracing = NO_TRACING
+    trace_context: bool = False
 
     def __post_init__(self) -> None:
         check_hooks(self.hooks)
@@ -114,7 +125,13 @@ class QueueRows(NamedTuple):
 
 
 def run(df: DataFrame, consumer: Consumer) -> DataFrame:
-    """Return the outcomes of running a listener over the DataFrame's rows. Raises the errors of `run_in_tasks`."""
+    """Return the outcomes of running a listener over the DataFrame's rows. Raises the errors of `run_in_tasks`.
+
+    Also raises OptionError MISSING and SchemaError MISSING_COLUMN without what the option trace_context needs.
+    """
+    if consumer.trace_context:
+        require(_TRACED)
+        require_columns(df, ("properties",), _TRACED, "Read with includeProperties=true")
     return run_in_tasks(df, lambda batches: consume(batches, consumer), OUTCOMES, consumer.settings.name)
 
 
@@ -138,8 +155,8 @@ class _Task:
     def __init__(self, queue: MessageQueue, lock: TaskLock, consumer: Consumer, wall: Callable[[], float]) -> None:
         self.queue, self._consumer, self._wall = queue, consumer, wall
         self._settings = settings = consumer.settings
-        self._broker, self._token, self._plan = consumer.tracing.broker(lock), lock.token, lock.lot
-        listener = consumer.tracing.listener(consumer.listener, lock)
+        self._broker, self._token, self._plan = lock
+        listener = kept(consumer.listener, in_spans(lock.token.group) if consumer.trace_context else None)
         self._caller = Caller(listener, consumer.hooks, log.warning, settings.statuses)
         self._out: list[Outcome] = []
         self._warned = 0

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NoReturn, Self
 
-from orderedmq.conditions import OptionCondition, StoreCondition
+from orderedmq.conditions import StoreCondition
 from orderedmq.embedded import garbage
 from orderedmq.embedded.admin import EmbeddedAdmin
 from orderedmq.embedded.clock import Clock, SystemClock
@@ -18,7 +18,7 @@ from orderedmq.embedded.log import EmbeddedLog
 from orderedmq.embedded.outbox import EmbeddedOutbox
 from orderedmq.embedded.store.environment import Store
 from orderedmq.endpoint import EMBEDDED, Capabilities
-from orderedmq.errors import OptionError, StoreError, stays_here
+from orderedmq.errors import StoreError, stays_here
 
 
 class EmbeddedBroker:
@@ -98,17 +98,6 @@ class EmbeddedBroker:
     @cached_property
     def admin(self) -> EmbeddedAdmin:
         return EmbeddedAdmin(self._open, self._clock, lambda: self.groups)
-
-    @property
-    def trace(self) -> None:
-        return None
-
-    def traced(self, topic: str = "", *, check: bool = True) -> EmbeddedBroker:  # noqa: ARG002
-        """Raises OptionError UNSUPPORTED, because message traces belong to RocketMQ."""
-        raise OptionError(
-            OptionCondition.UNSUPPORTED,
-            "enableMsgTrace belongs to a RocketMQ cluster: the embedded broker has no message trace. Leave the option out",
-        )
 
     def close(self) -> None:
         """Close the connection. In a child after a fork this does nothing, because the connection belongs to the parent."""

@@ -78,8 +78,8 @@ _REFUSED: Final[tuple[tuple[tuple[str, ...], str, str], ...]] = (
     (("tags", "filterSql"), "", "It selects the messages to read. To write a tag, write a column tags"),
     (
         ("enableMsgTrace", "customizedTraceTopic"),
-        "Reads are not traced, but a listener's calls can be. Use consume_orderly(..., tracing=Tracing(enable_msg_trace=True))",
-        "",
+        "RocketMQ's message trace is not written, but listeners make OpenTelemetry's spans. Use consume_orderly(..., trace_context=True)",
+        "RocketMQ's message trace is not written, but rows carry OpenTelemetry's trace context. Keep it in the column properties",
     ),
     (
         ("onsChannel",),

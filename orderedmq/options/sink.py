@@ -22,7 +22,6 @@ from orderedmq.options.values import (
     integer,
     invalid,
     option,
-    parse_bool,
     parse_group,
     parse_size,
     parse_topic,
@@ -30,7 +29,6 @@ from orderedmq.options.values import (
 )
 from orderedmq.ownership.micro_batch import LARGEST_BATCH
 from orderedmq.routing.sharding_key import KEY_TYPES, GivenKeyType
-from orderedmq.rows.message_trace import TRACE_TOPIC
 
 OnKeyConflict = Literal["error", "warn", "ignore"]
 OnReplayDiffers = Literal["error", "skip"]
@@ -46,7 +44,6 @@ _MAX_BUFFER: Final = 2 * 1024**3
 #: Maximum length of txnAppId, which is limited because it becomes a key in the store.
 MAX_APP_ID_LENGTH: Final = 255
 _SORT_COLUMN: Final = re.compile(r"(?:`([^`]+)`|([^\s`]+))(?:\s+(asc|desc))?", re.IGNORECASE)
-_NO_TRACE: Final = "a store has no message trace"
 
 
 class SortColumn(NamedTuple):
@@ -193,15 +190,6 @@ class SinkOptions(BrokerOptions):
         "with namesrvAddr: consumer group that stores the sink's bookmarks. Use another group for each query (or txnAppId) and topic",
         shown="OMQ_SINK_ and a hash of the query and the topic",
     )
-    enable_msg_trace: bool = option(
-        parse_bool,
-        "with namesrvAddr: write RocketMQ's message trace for each row that is sent, as Java producers do",
-        "false",
-        only_cluster=_NO_TRACE,
-    )
-    customized_trace_topic: str | None = option(
-        _topic, "with enableMsgTrace: the topic for traces", shown=TRACE_TOPIC, only_cluster=_NO_TRACE
-    )
     txn_app_id: str | None = option(
         _app_id, "batch write only: together with txnVersion makes the write idempotent, as in Delta"
     )
@@ -219,19 +207,12 @@ class SinkOptions(BrokerOptions):
         """Whether the selector chooses by a key. If it does, rows without a key lose their order, which is probably a mistake."""
         return self.key_column is not None and self.selector in _BY_KEY
 
-    @property
-    def trace_topic(self) -> str | None:
-        """The topic for RocketMQ's message trace, None without a trace."""
-        return (self.customized_trace_topic or TRACE_TOPIC) if self.enable_msg_trace else None
-
     def check(self, given: Collection[str], streaming: bool | None) -> None:
         """Raise OptionError if the options do not fit together. ``streaming`` None: not known yet."""
         super().check(given, streaming)
         _check_txn(given, streaming)
         _check_key(self, given)
         _check_broker(self, given)
-        if "customizedTraceTopic" in given and not self.enable_msg_trace:
-            raise conflict("option customizedTraceTopic needs enableMsgTrace=true. Set it, or drop customizedTraceTopic")
 
 
 def _check_key(options: SinkOptions, given: Collection[str]) -> None:

@@ -7,7 +7,6 @@ Masters and replicas count alike, so a cluster is still recognised after a maste
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cached_property
 from hashlib import blake2b
 from types import TracebackType
@@ -18,12 +17,10 @@ from orderedmq.endpoint import ROCKETMQ, Capabilities, Endpoint
 from orderedmq.errors import RocketMQError
 from orderedmq.rocketmq.admin import RocketMQAdmin
 from orderedmq.rocketmq.messages.log import RocketMQLog
-from orderedmq.rocketmq.messages.trace_dispatcher import TraceDispatcher
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.deadline import REQUEST_TIMEOUT, Deadline
 from orderedmq.rocketmq.wire.namespaces import Namespaces
 from orderedmq.rocketmq.wire.route import ClusterInfo
-from orderedmq.rows.message_trace import TRACE_TOPIC, TracedCall
 
 if TYPE_CHECKING:
     from orderedmq.rocketmq.group.groups import RocketMQGroups
@@ -44,7 +41,6 @@ class RocketMQBroker:
         names = Namespaces(endpoint.namespace, endpoint.namespace_v2)
         self._client = Client(endpoint.namesrv_addr or "", credentials=endpoint.credentials, tls=endpoint.tls, names=names)
         self._expected = identity
-        self._traced: dict[str, _Traced] = {}
 
     def __repr__(self) -> str:
         return f"<RocketMQBroker {';'.join(self._client.nameservers)}>"
@@ -110,30 +106,13 @@ class RocketMQBroker:
     def admin(self) -> RocketMQAdmin:
         return RocketMQAdmin(self._checked, self.log)
 
-    @property
-    def trace(self) -> Callable[[TracedCall], None] | None:
-        return None
-
-    def traced(self, topic: str = TRACE_TOPIC, *, check: bool = True) -> RocketMQBroker:
-        """See `Broker.traced`."""
-        made = self._traced.get(topic)
-        if made is None:
-            # If two threads each make an object, the first one stays. The other can be dropped, because it has no thread or connection yet.
-            made = self._traced.setdefault(topic, _Traced(self, topic))
-        if check:
-            made.dispatcher.check()
-        return made
-
     def close(self) -> None:
         """Leave all groups and give back their locks, as far as brokers can be reached, and close every connection.
 
-        Waiting traces are sent first, for at most some seconds. In a child after a fork this does nothing, because the connections belong
-        to the parent.
+        In a child after a fork this does nothing, because the connections belong to the parent.
         """
         if not self._client.is_own:
             return
-        for traced in self._traced.values():
-            traced.dispatcher.close()
         groups = self.__dict__.get("groups")
         try:
             if groups is not None:
@@ -146,37 +125,6 @@ class RocketMQBroker:
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
-
-
-class _Traced(RocketMQBroker):
-    """A connection whose sends are traced. It shares everything else with ``plain``."""
-
-    def __init__(self, plain: RocketMQBroker, topic: str) -> None:
-        self._plain = plain
-        self._client = plain._client
-        self.dispatcher = TraceDispatcher(plain._checked, topic)
-
-    @cached_property
-    def identity(self) -> str:
-        return self._plain.identity
-
-    @cached_property
-    def _checked(self) -> Client:
-        return self._plain._checked.traced(self.dispatcher.sent)
-
-    @property
-    def trace(self) -> Callable[[TracedCall], None] | None:
-        return self.dispatcher.called
-
-    @cached_property
-    def groups(self) -> RocketMQGroups:
-        return self._plain.groups.sending_by(self._checked)
-
-    def traced(self, topic: str = TRACE_TOPIC, *, check: bool = True) -> RocketMQBroker:
-        return self._plain.traced(topic, check=check)
-
-    def close(self) -> None:
-        self._plain.close()
 
 
 def _brokers(cluster: ClusterInfo) -> dict[str, str]:

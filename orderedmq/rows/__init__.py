@@ -1,1 +1,1 @@
-"""The rows of messages: checks, filters, dead letters, traces. Pure."""
+"""The rows of messages: checks, filters, dead letters. Pure."""

@@ -67,7 +67,7 @@ class Producer:
         selector: KeyedSelectorName = "hash",
         trace_context: bool = False,
     ) -> None:
-        """``log`` is the log of a connection: ``connect(...).log``, or ``connect(...).traced().log`` for RocketMQ's message trace.
+        """``log`` is the log of a connection: ``connect(...).log``.
 
         ``sharding_key_type`` ("auto", "text", "int" or "long") and ``selector`` ("hash" or "mod") are the sink's options
         shardingKeyType and messageQueueSelector. ``trace_context``: each send is an OpenTelemetry span, and its context is added to

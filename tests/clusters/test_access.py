@@ -42,7 +42,7 @@ from tests.jars import jars_required
 from tests.quick_spark import QUICK_SERVER
 from tests.rocketmq.proxy import Proxy
 from tests.rocketmq.rocketmq_proxy import ProxyServer
-from tests.waits import first_good, soon, until
+from tests.waits import first_good, soon
 
 QUEUE = MessageQueue("orders", "broker-a", 0)
 
@@ -429,27 +429,6 @@ def remembered(act: Callable[[], tuple[Credentials, str | None]]) -> tuple[Crede
             break
         time.sleep(1.0)
     return account, said
-
-
-@pytest.mark.timeout(300)
-def test_traces_need_a_right_on_their_topic_and_without_it_a_warning_names_it(
-    guarded: Cluster, accounts: Accounts, caplog: pytest.LogCaptureFixture
-) -> None:
-    if guarded.version == "4.9.7":
-        return  # 4.9 does not check this right (SEND_BATCH_MESSAGE).
-    ask(guarded, ADMIN, admin.create_topic("traces", 1))
-    until(lambda: ask_route(guarded, "traces"), "the nameserver knows the topic")
-    given = rights(guarded.version, "`produce orders`", "message trace", RMQ_SYS_TRACE_TOPIC="traces")
-    assert Right("Topic:traces", "Pub") in given
-    for allowed in (True, False):
-        account = accounts.make([right for right in given if allowed or right.resource != "Topic:traces"])
-        with RocketMQBroker(Endpoint(None, guarded.address, credentials=account)) as broker:
-            traced = broker.traced("traces")
-            traced.log.append({QUEUE: roles.row()})
-        assert broker._traced["traces"].dispatcher.dropped == (0 if allowed else 1)
-    [told] = [record.getMessage() for record in caplog.records if "trace" in record.getMessage()]
-    assert told.startswith("the traces of 1 messages were not written to topic traces: ")
-    assert "lacks Topic:traces Pub" in told
 
 
 def left_behind(cluster: Cluster) -> tuple[set[str], dict[str, int]]:

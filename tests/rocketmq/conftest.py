@@ -37,8 +37,6 @@ _SOME = ("quick_locks", "two_brokers", "aging", "newest")
 _TIMEOUT = 900
 
 
-#: Settings of a broker that supports message traces, and searching messages by their keys.
-TRACED = {"traceTopicEnable": True, "messageIndexEnable": True}
 #: Settings of a broker that deletes messages quickly: small files, and no minimum age.
 AGING = {
     "mappedFileSizeCommitLog": 4 << 20,
@@ -227,8 +225,8 @@ def two_brokers() -> Cluster:
 
 @pytest.fixture(scope="module")
 def quick_locks() -> Cluster:
-    """A cluster whose queue locks live 3 s, and whose broker supports message traces."""
-    return _started(lambda: _clusters.extra("quick_locks", lock_life=3.0, properties=TRACED))
+    """A cluster whose queue locks live 3 s."""
+    return _started(lambda: _clusters.extra("quick_locks", lock_life=3.0))
 
 
 @pytest.fixture(scope="module")
@@ -268,7 +266,7 @@ def every_version(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     if request.param == DEFAULT_VERSION:
         yield _started(_clusters.usual)
         return
-    made = _started(lambda: _clusters.start(f"v{request.param}", request.param, properties=TRACED))
+    made = _started(lambda: _clusters.start(f"v{request.param}", request.param))
     yield made
     _clusters.stop(made)
 

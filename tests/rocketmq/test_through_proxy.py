@@ -33,7 +33,6 @@ from orderedmq.rocketmq.wire import admin_requests
 from orderedmq.rocketmq.wire.codes import ResponseCode
 from orderedmq.rocketmq.wire.pull_frames import PullTemplate
 from orderedmq.rows.filters import Filter
-from orderedmq.rows.message_trace import TracedCall, TracedMessage
 from tests.contract.support import locked, rows
 from tests.micro_batches import MicroBatchLoop
 from tests.quick_spark import QUICK_SERVER
@@ -295,18 +294,6 @@ def _queues(broker: Broker, topic: str) -> list[MessageQueue]:
         return broker.log.queues(topic)
     except TopicError:
         return []
-
-
-def test_a_proxy_gets_traces_of_calls_but_not_of_sends(direct: Broker, through: Broker) -> None:
-    """The Proxy's setting traceOn is false by default, and Java's producers also obey it."""
-    for topic in ("traced", "its-traces"):
-        direct.admin.create_topic(topic, 1)
-    traced = through.traced("its-traces")
-    traced.log.append({direct.log.queues("traced")[0]: rows([b"a"])})
-    assert traced.trace is not None
-    traced.trace(TracedCall("billing", "DefaultRegion", "REQUEST", 1, (TracedMessage("ID", None, 0),)))
-    [trace] = until(lambda: bodies(direct, "its-traces")[0], "the trace is written", 60.0)
-    assert trace == "SubBefore\x011\x01DefaultRegion\x01billing\x01REQUEST\x01ID\x010\x01null\x02"
 
 
 def test_a_reset_is_known_to_every_broker_behind_a_proxy(direct: Broker, through: Broker) -> None:

@@ -1,19 +1,18 @@
-"""One trace from a Java producer through a Spark query to a Java consumer, and RocketMQ's message traces of the same query."""
+"""One trace from a Java producer through a Spark query to a Java consumer."""
 
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 import orderedmq
-from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus, Tracing, consume_orderly
+from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus, consume_orderly
 from tests.rocketmq.peers import Peers
 from tests.rocketmq.test_spark import Rig, rig
-from tests.waits import first_good, until
+from tests.waits import until
 
 __all__ = ["rig"]
 
@@ -55,7 +54,7 @@ def listener(address: str, topic: str, spans: str) -> type:
 @pytest.mark.holds("trace context")
 @pytest.mark.nightly
 def test_one_trace_from_java_over_spark_to_java(rig: Rig, peers: Peers) -> None:
-    source, target, traces = (rig.topic(name, 1) for name in ("in", "out", "traces"))
+    source, target = (rig.topic(name, 1) for name in ("in", "out"))
     producer = peers.producer(rig.address)
     for body, (trace, span) in TRACES.items():
         properties = {"traceparent": f"00-{trace}-{span}-01", "tracestate": "java=1", "baggage": "user=me"}
@@ -63,12 +62,10 @@ def test_one_trace_from_java_over_spark_to_java(rig: Rig, peers: Peers) -> None:
     queue = rig.broker.log.queues(source)[0]
     until(lambda: rig.broker.log.bounds([queue])[queue].max_offset == 3, "the messages can be read")
     # A copied message carries the same trace context as its source.
-    traced: dict[str, Any] = {"enableMsgTrace": "true", "customizedTraceTopic": traces}
-    rig.write(rig.stream(source, consumerGroup=f"{rig.group}-copy", includeProperties="true"), target, **traced)
+    rig.write(rig.stream(source, consumerGroup=f"{rig.group}-copy", includeProperties="true"), target)
     spans = rig.folder / "spans"
     rows = rig.stream(source, includeProperties="true", includeLockToken="true")
-    tracing = Tracing(enable_msg_trace=True, customized_trace_topic=traces, trace_context=True)
-    outcomes = consume_orderly(rows, listener(rig.address, target, str(spans)), tracing=tracing)
+    outcomes = consume_orderly(rows, listener(rig.address, target, str(spans)), trace_context=True)
     writer = outcomes.writeStream.format("noop").option("checkpointLocation", str(rig.folder / "listener"))
     writer.trigger(availableNow=True).start().awaitTermination()
     consumer = peers.consumer(rig.address, f"java-{target}", target)
@@ -97,11 +94,3 @@ def test_one_trace_from_java_over_spark_to_java(rig: Rig, peers: Peers) -> None:
         )
         assert process["attributes"]["messaging.consumer.group.name"] == rig.group
         assert [link["context"]["span_id"] for link in process["links"]] == [f"0x{span}"]
-
-    def kinds() -> dict[tuple[str, ...], int]:
-        """Count the message traces of the sink and of the listener, by kind and group."""
-        lines = [line.split("\x01") for message in rig.bodies(traces)[0] for line in message.split("\x02")]
-        return Counter((line[0], line[8] if line[0] == "SubAfter" else line[3]) for line in lines if line != [""])
-
-    of_listener = {(kind, rig.group): 3 for kind in ("SubBefore", "SubAfter")}
-    first_good(kinds, lambda spans_by_id: spans_by_id == {("Pub", "OMQ_SINK"): 3, **of_listener})

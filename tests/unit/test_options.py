@@ -238,9 +238,7 @@ BAD_SINK = [
     Bad({**SINK, "orderBy": "a, a desc"}, "INVALID"),
     Bad({**SINK, "orderBufferSize": "lots"}, "INVALID"),
     Bad({**SINK, "orderBufferSize": "2049m"}, "INVALID"),
-    Bad({**SINK, "enableMsgTrace": "true"}, "CONFLICT"),
-    Bad({**SINK_CLUSTER, "customizedTraceTopic": "t"}, "CONFLICT"),
-    Bad({**SINK_CLUSTER, "enableMsgTrace": "true", "customizedTraceTopic": "a,b"}, "INVALID"),
+    Bad({**SINK_CLUSTER, "enableMsgTrace": "true"}, "UNSUPPORTED"),
     Bad({**SINK, "onKeyConflict": "fail"}, "INVALID"),
     Bad({**SINK, "onReplayDiffers": "warn"}, "INVALID"),
     Bad({**SINK, "compression": "zstd"}, "INVALID"),
@@ -560,8 +558,6 @@ def test_every_option_of_the_writer_arrives() -> None:
         on_replay_differs="skip",
         compression="lz4",
         sink_group=None,
-        enable_msg_trace=False,
-        customized_trace_topic=None,
         txn_app_id="billing-job",
         txn_version=0,
     )
@@ -683,10 +679,6 @@ def test_a_cluster_is_named_by_its_nameservers_with_defaults_of_its_own() -> Non
     assert (writer.endpoint.namesrv_addr, writer.on_key_conflict, writer.compression) == ("h:9876", "warn", None)
     assert writer.sink_group is None
     assert parse(SinkOptions, {**SINK_CLUSTER, "sinkGroup": "billing-out"}, streaming=True).sink_group == "billing-out"
-    assert writer.trace_topic is None
-    traced = {**SINK_CLUSTER, "enableMsgTrace": "true"}
-    assert parse(SinkOptions, traced, streaming=True).trace_topic == "RMQ_SYS_TRACE_TOPIC"
-    assert parse(SinkOptions, {**traced, "customizedTraceTopic": "traces"}, streaming=True).trace_topic == "traces"
     assert parse(SinkOptions, {**SINK_CLUSTER, "onKeyConflict": "ignore"}, streaming=True).on_key_conflict == "ignore"
     assert (reader.endpoint.capabilities.atomic_publish, Endpoint("/data/omq").capabilities.atomic_publish) == (False, True)
 

@@ -22,24 +22,14 @@ from pyspark.sql import DataFrame
 
 import orderedmq
 from ordered_source import ConsumeOrderlyStatus, consume_concurrently, consume_orderly
-from ordered_source.columns import TaskLock, full_schema
-from ordered_source.listener.calls import Cancelled
-from ordered_source.listener.engine_task import Consumer
-from ordered_source.listener.tracing import Tracing
+from ordered_source.listener.calls import Cancelled, kept
 from orderedmq import trace_context
 from orderedmq.broker import Broker
-from orderedmq.errors import OptionError, SchemaError, TopicError
-from orderedmq.listening.concurrent_engine import ConcurrentSettings
-from orderedmq.listening.engine import Settings
+from orderedmq.errors import SchemaError
 from orderedmq.listening.key_engine import OrderPerKey
-from orderedmq.listening.queue_engine import OrderPerQueue
 from orderedmq.model import MessageQueue
-from orderedmq.ownership.lock import LockToken
-from orderedmq.rows.message_trace import Ended, ReturnType, TracedCall, TracedMessage
+from orderedmq.trace_context import in_spans
 from tests.micro_batches import Frame
-from tests.unit.test_engine_task import Rig, rig
-
-__all__ = ["rig"]
 
 QUEUE = MessageQueue("orders", "broker-a", 3)
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -65,12 +55,8 @@ def message(number: int, traceparent: str | None = None, **more: Any) -> Any:
     return SimpleNamespace(topic="orders", tags="T", **{**fields, **more})
 
 
-def lock(broker: object = None) -> TaskLock:
-    return TaskLock(cast(Broker, broker), LockToken("billing", QUEUE, "", "me", 1, 0))
-
-
-def called(listener: Any, *messages: Any, tracing: Tracing = Tracing(trace_context=True)) -> Any:  # noqa: B008
-    return tracing.listener(listener, lock())(messages, CONTEXT)
+def called(listener: Any, *messages: Any) -> Any:
+    return kept(listener, in_spans("billing"))(messages, CONTEXT)
 
 
 def only(spans: InMemorySpanExporter) -> ReadableSpan:
@@ -155,7 +141,7 @@ def test_calls_that_await_at_once_are_each_in_their_own_span_until_they_were_awa
             return SUCCESS
 
     async def run() -> list[Any]:
-        call = Tracing(trace_context=True).listener(Listener, lock())
+        call = kept(Listener, in_spans("billing"))
         tasks = [
             asyncio.create_task(call([message(number, text)], CONTEXT)) for number, text in ((1, PARENT), (2, OTHER), (3, None))
         ]
@@ -172,31 +158,6 @@ def test_calls_that_await_at_once_are_each_in_their_own_span_until_they_were_awa
     assert dict(first.attributes or {})["orderedmq.listener.status"] == "SUCCESS"
     assert dict(third.attributes or {})["error.type"] == "Cancelled"
     assert all((span.end_time or 0) - (span.start_time or 0) > 9e6 for span in (first, second, third))
-
-
-# -- tasks, on a real store
-
-WITH_PROPERTIES = tuple(full_schema("properties", "lock_token", "ticket").names)
-
-
-KINDS: dict[str, Settings] = {
-    "queue": OrderPerQueue(),
-    "key": OrderPerKey(concurrency=2),
-    "none": ConcurrentSettings(concurrency=2),
-}
-
-
-def run_task(rig: Rig, kind: str, listener: Any, tracing: Tracing) -> list[Any]:
-    """Run a micro-batch with this kind of listener. Return the statuses of its outcomes."""
-    consumer = Consumer(listener, KINDS[kind], tracing=tracing)
-    return [status for _, status, *_ in rig.run(consumer, columns=WITH_PROPERTIES, lot=kind != "queue")]
-
-
-@pytest.mark.parametrize("kind", ["queue", "key", "none"])
-def test_a_message_trace_on_the_embedded_broker_is_refused_before_the_listener_is_called(rig: Rig, kind: str) -> None:
-    rig.send("k")
-    with pytest.raises(OptionError, match=r"UNSUPPORTED.*enableMsgTrace belongs to a RocketMQ cluster"):
-        run_task(rig, kind, lambda messages, context: pytest.fail("called"), Tracing(True, "traces"))
 
 
 # -- producers
@@ -251,86 +212,6 @@ def test_properties_of_another_type_are_refused_by_name(
         producer[0].send(pa.record_batch({"body": ["a"], "properties": ["a=1"]}))
 
 
-# -- RocketMQ's message trace
-
-
-class Recorder:
-    """A traced connection that records its calls."""
-
-    def __init__(self) -> None:
-        self.calls: list[TracedCall] = []
-        self.asked: list[tuple[str, bool]] = []
-
-    @property
-    def trace(self) -> Any:
-        return self.calls.append
-
-    def traced(self, topic: str, *, check: bool) -> Recorder:
-        self.asked.append((topic, check))
-        return self
-
-
-@pytest.mark.parametrize(
-    ("answer", "how"),
-    [
-        (SUCCESS, ReturnType.SUCCESS),
-        (ConsumeOrderlyStatus.COMMIT, ReturnType.SUCCESS),
-        (ConsumeOrderlyStatus.ROLLBACK, ReturnType.FAILED),
-        (ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT, ReturnType.FAILED),
-        (None, ReturnType.RETURNNULL),
-        (ValueError("x"), ReturnType.EXCEPTION),
-    ],
-)
-def test_each_call_is_recorded_before_and_after(answer: object, how: ReturnType) -> None:
-    recorder = Recorder()
-
-    def listener(messages: Sequence[Any], context: Any) -> object:
-        assert len(recorder.calls) == 1
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    traced = Tracing(True, "traces").listener(listener, lock(recorder))
-    messages = [message(1, keys="k"), message(2, reconsume_times=2, properties=[("MSG_REGION", "here")])]
-    if isinstance(answer, Exception):
-        with pytest.raises(ValueError, match="x"):
-            traced(messages, CONTEXT)
-    else:
-        assert traced(messages, CONTEXT) is answer
-    before, after = recorder.calls
-    assert recorder.asked == [("traces", False)]
-    assert (before.group, before.region, before.ended) == ("billing", "here", None)
-    assert before.messages == (TracedMessage("ID1", "k", 0), TracedMessage("ID2", None, 2))
-    assert after == before._replace(ended=after.ended)
-    assert isinstance(after.ended, Ended)
-    assert after.ended.how is how
-
-
-def test_the_record_of_an_async_call_has_how_long_it_was_awaited_and_what_it_returned() -> None:
-    recorder = Recorder()
-
-    async def listener(messages: Sequence[Any], context: Any) -> object:
-        await asyncio.sleep(0.02)
-        assert len(recorder.calls) == 1
-        return SUCCESS
-
-    assert asyncio.run(Tracing(True, "traces").listener(listener, lock(recorder))([message(1)], CONTEXT)) is SUCCESS
-    ended = recorder.calls[1].ended
-    assert ended is not None
-    assert ended.how is ReturnType.SUCCESS
-    assert ended.cost >= 19
-
-
-def test_a_message_whose_broker_wants_no_traces_is_left_out() -> None:
-    recorder = Recorder()
-    traced = Tracing(True, "traces").listener(lambda messages, context: SUCCESS, lock(recorder))
-    off = message(1, properties=[("TRACE_ON", "false")])
-    traced([off], CONTEXT)
-    assert recorder.calls == []
-    traced([off, message(2)], CONTEXT)
-    assert [[one.message_id for one in call.messages] for call in recorder.calls] == [["ID2"], ["ID2"]]
-
-
 # -- wrong requests
 
 COLUMNS = ["topic", "broker_name", "queue_id", "queue_offset", "body", "lock_token", "sharding_key", "ticket"]
@@ -344,21 +225,13 @@ def frame(*more: str) -> DataFrame:
 
 
 @pytest.mark.parametrize("consume", [consume_orderly, partial(consume_orderly, order=OrderPerKey()), consume_concurrently])
-def test_what_tracing_needs_is_checked_at_once(consume: Any) -> None:
-    def planned(df: DataFrame, **given: Any) -> Any:
-        return consume(df, lambda messages, context: None, tracing=Tracing(**given))
+def test_what_a_trace_context_needs_is_checked_at_once(consume: Any) -> None:
+    def planned(df: DataFrame) -> Any:
+        return consume(df, lambda messages, context: None, trace_context=True)
 
-    with pytest.raises(SchemaError, match=r"MISSING_COLUMN.*enable_msg_trace=True\) needs the columns message_id"):
-        planned(frame(), enable_msg_trace=True)
-    with pytest.raises(
-        SchemaError, match=r"MISSING_COLUMN.*trace_context=True\) needs the columns properties.*includeProperties=true"
-    ):
-        planned(frame(), trace_context=True)
-    with pytest.raises(OptionError, match=r"CONFLICT.*customized_trace_topic needs enable_msg_trace=True"):
-        Tracing(customized_trace_topic="traces")
-    with pytest.raises(TopicError, match="BAD_NAME"):
-        Tracing(enable_msg_trace=True, customized_trace_topic="no topic")
-    assert planned(frame("message_id", "properties"), enable_msg_trace=True, trace_context=True) == "planned"
+    with pytest.raises(SchemaError, match=r"MISSING_COLUMN.*trace_context=True needs the columns properties"):
+        planned(frame())
+    assert planned(frame("properties")) == "planned"
 
 
 WITHOUT = """
@@ -371,7 +244,7 @@ sys.meta_path.insert(0, Missing())
 import pyarrow as pa
 import orderedmq
 from types import SimpleNamespace
-from ordered_source import Tracing, consume_orderly
+from ordered_source import consume_orderly
 from orderedmq import trace_context
 with orderedmq.connect(sys.argv[1]) as broker:
     broker.admin.create_topic("orders", 1)
@@ -379,7 +252,7 @@ with orderedmq.connect(sys.argv[1]) as broker:
     df = SimpleNamespace(columns=["topic", "broker_name", "queue_id", "queue_offset", "body", "lock_token", "properties"])
     for wanted in (
         lambda: orderedmq.Producer(broker.log, "orders", trace_context=True),
-        lambda: consume_orderly(df, print, tracing=Tracing(trace_context=True)),
+        lambda: consume_orderly(df, print, trace_context=True),
         lambda: trace_context.inject(),
         lambda: trace_context.extract({}),
     ):
@@ -397,7 +270,7 @@ def test_without_the_package_all_else_works_and_what_needs_it_says_what_to_insta
     assert done.returncode == 0, done.stderr
     told = done.stdout.splitlines()
     assert len(told) == 4
-    for line, what in zip(told, ("Producer(trace_context=True)", "Tracing(trace_context=True)", "inject", "extract")):
+    for line, what in zip(told, ("Producer(trace_context=True)", "listener with trace_context=True", "inject", "extract")):
         assert "ORDEREDMQ_OPTION.MISSING" in line
         assert what in line
         assert "pip install 'orderedmq[opentelemetry]'" in line

@@ -19,7 +19,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeVar
 
@@ -31,11 +31,10 @@ from orderedmq.errors import RocketMQError, RocketMQUnavailableError, TopicError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.codec.encode import Packing, SendBody
 from orderedmq.rocketmq.net.behind_proxy import HOLDS_BACK
-from orderedmq.rocketmq.net.client import Client, SendTrace
+from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.connection import Connection
 from orderedmq.rocketmq.net.deadline import RETRY, Backoff, Deadline
 from orderedmq.rocketmq.wire import message_requests
-from orderedmq.rocketmq.wire.frame import RemotingCommand
 from orderedmq.rocketmq.wire.message_requests import PRODUCER_GROUP, SendResult
 from orderedmq.rocketmq.wire.request import Request, wrong_type
 
@@ -131,19 +130,16 @@ def send_request(
     queue: MessageQueue,
     body: SendBody,
     group: str,
-    trace: SendTrace | None = None,
     *,
-    stored_in: MessageQueue | None = None,
     reconsume_times: int = 0,
     max_reconsume_times: int | None = None,
 ) -> Request[SendResult]:
     """Return the request that sends a body now, in the name of the producer group ``group``. Every send in this package uses this function.
 
-    ``trace`` is called with the broker's answer. ``stored_in``: the queue in which the broker stores the body, if it is not ``queue``.
     The other arguments are those of `message_requests.send`.
     """
     born = time.time_ns() // 1_000_000
-    request = message_requests.send(
+    return message_requests.send(
         queue,
         body.body,
         body.envelope if body.properties is None else body.properties,
@@ -153,15 +149,6 @@ def send_request(
         reconsume_times=reconsume_times,
         max_reconsume_times=max_reconsume_times,
     )
-    if trace is None:
-        return request
-
-    def traced(response: RemotingCommand) -> SendResult:
-        result = request.parse(response)
-        trace(stored_in or queue, body, group, born, result, response.ext)
-        return result
-
-    return replace(request, parse=traced)
 
 
 class BrokerRequests:
@@ -219,7 +206,7 @@ class BrokerPort(BrokerRequests):
         each request, and raises an error if the lock that excludes other appenders is lost.
         """
         super().__init__(client, queue, timing)
-        self._request = request or (lambda body: send_request(queue, body, PRODUCER_GROUP, client.trace))
+        self._request = request or (lambda body: send_request(queue, body, PRODUCER_GROUP))
         self._target = target or queue
         self._require_lock = require_lock
         # Whether a request was given up without an answer and has not settled. If the appender gives up, the next appender has to wait.

@@ -12,7 +12,6 @@ letters. Two clients that add letters of one queue at the same time can miss eac
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import itertools
 from bisect import bisect_right
@@ -78,12 +77,6 @@ class DeadLetterTopic:
         self._offsets = offsets
         #: For each dead letter queue: its last LOOK_BACK letters by key, in their order, and the offset up to which it was read.
         self._seen: dict[MessageQueue, tuple[dict[str, _Origin], int]] = {}
-
-    def sending_by(self, client: Client) -> DeadLetterTopic:
-        """Return a `DeadLetterTopic` that shares this one's knowledge of the topics and sends letters through ``client``."""
-        made = copy.copy(self)
-        made._client = client
-        return made
 
     def put(
         self,
@@ -228,12 +221,11 @@ class _Letters:
 
     def request(self, body: SendBody) -> Request[SendResult]:
         """Return a request that sends letters to the topic, or sends one letter as a message that was retried too often."""
-        trace = self._topic._client.trace
         if not self._by_retry:
-            return send_request(self.target, body, self._group, trace)
+            return send_request(self.target, body, self._group)
         retry = MessageQueue(RETRY_PREFIX + self._group, self._queue.broker_name, 0)
         # The broker makes this message a dead letter if its retries reach the maximum (4.9) or exceed it (5.x).
-        return send_request(retry, body, self._group, trace, stored_in=self.target, reconsume_times=1, max_reconsume_times=0)
+        return send_request(retry, body, self._group, reconsume_times=1, max_reconsume_times=0)
 
     def record_sent(self, body: SendBody, offset: int) -> None:
         sent, self._waiting = self._waiting[: body.rows], self._waiting[body.rows :]

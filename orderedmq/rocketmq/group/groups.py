@@ -11,7 +11,6 @@ detect them.
 from __future__ import annotations
 
 import contextlib
-import copy
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -80,13 +79,6 @@ class RocketMQGroups:
         self.fence_age = FENCE_AGE
         #: Seconds for which a task waits for its driver to be a member again.
         self.patience = RENEW_INTERVAL + 5
-
-    def sending_by(self, client: Client) -> RocketMQGroups:
-        """Return a copy that shares this object's state, but sends dead letters and parked messages, with traces, through ``client``."""
-        made = copy.copy(self)
-        made._dead_letters = self._dead_letters.sending_by(client)
-        made._parking_lots = self._parking_lots.sending_by(client)
-        return made
 
     @property
     def _held_locks(self) -> HeldLocks:

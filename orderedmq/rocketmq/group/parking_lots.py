@@ -11,7 +11,6 @@ time may park a message twice. `parking.Lot` counts only the first copy.
 from __future__ import annotations
 
 import contextlib
-import copy
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -88,12 +87,6 @@ class ParkingLots:
         self._offsets = offsets
         self._known: dict[MessageQueue, _Known] = {}
         self._locks: defaultdict[MessageQueue, threading.Lock] = defaultdict(threading.Lock)
-
-    def sending_by(self, client: Client) -> ParkingLots:
-        """Return a `ParkingLots` that shares this one's knowledge of the lots and parks messages through ``client``."""
-        made = copy.copy(self)
-        made._client = client
-        return made
 
     def park(
         self, group: str, queue: MessageQueue, parkings: Sequence[Parking], require_lock: Callable[[], None]

@@ -10,7 +10,6 @@ know stay in a route for as long as their next reports may take, because otherwi
 from __future__ import annotations
 
 import contextlib
-import copy
 import random
 import threading
 import time
@@ -23,7 +22,7 @@ from orderedmq.conditions import UnavailableCondition
 from orderedmq.endpoint import CredentialsSource, TlsOptions, parse_nameservers
 from orderedmq.errors import RocketMQUnavailableError, TopicError
 from orderedmq.model import MessageQueue
-from orderedmq.rocketmq.codec.encode import Packing, SendBody
+from orderedmq.rocketmq.codec.encode import Packing
 from orderedmq.rocketmq.net import behind_proxy
 from orderedmq.rocketmq.net.account import Account
 from orderedmq.rocketmq.net.connection import Connection, PushHandler
@@ -32,7 +31,7 @@ from orderedmq.rocketmq.net.endpoints import Endpoints
 from orderedmq.rocketmq.net.lane import Lane
 from orderedmq.rocketmq.net.transport import ssl_context
 from orderedmq.rocketmq.wire.codes import MASTER_ID
-from orderedmq.rocketmq.wire.message_requests import SendResult, cluster_info, topic_list, topic_route
+from orderedmq.rocketmq.wire.message_requests import cluster_info, topic_list, topic_route
 from orderedmq.rocketmq.wire.namespaces import NO_NAMESPACES, Namespaces
 from orderedmq.rocketmq.wire.request import Request
 from orderedmq.rocketmq.wire.route import BrokerData, ClusterInfo, Route
@@ -54,10 +53,6 @@ def attempt_deadline(request: Request[Any], deadline: float) -> float:
     """Return the deadline of one attempt at a request, in monotonic seconds."""
     return min(deadline, Deadline.after(ATTEMPT_TIMEOUT)) if request.repeatable else deadline
 
-
-#: Called after the answer to a send. The arguments are the send's queue, body, producer group, start (ms since 1970) and result, and
-#: the fields of the answer. The function must return immediately and raise nothing.
-SendTrace = Callable[[MessageQueue, SendBody, str, int, SendResult, Mapping[str, str]], None]
 
 _NO_BROKERS: Final[Mapping[str, float]] = {}
 #: For how many seconds a nameserver that did not answer is left out when all are asked.
@@ -101,8 +96,6 @@ class Client:
         self._silent: dict[str, float] = {}
         #: Whether the last route came from a Proxy. Unlike `behind_proxy`, this needs no request.
         self.routed_by_proxy = False
-        #: Called after each answered send; None if sends are not traced.
-        self.trace: SendTrace | None = None
         #: Queues with a send that was given up and may still take effect; see `append.broker_port`.
         self.unsettled: set[MessageQueue] = set()
         #: How rows are sent through a Proxy, by topic and broker; see `append.broker_port`.
@@ -134,16 +127,9 @@ class Client:
         """Raises OptionError UNSUPPORTED in a child after a fork."""
         self._endpoints.require_own()
 
-    def traced(self, trace: SendTrace) -> Client:
-        """Return a client with the same connections that calls ``trace`` after each answered send."""
-        client = copy.copy(self)
-        client.trace = trace
-        return client
-
-    def another(self, on_push: PushHandler | None = None, *, names: Namespaces | None = None) -> Client:
+    def another(self, on_push: PushHandler | None = None) -> Client:
         """Return a client with separate connections, because a broker ties a group's member to its connection. Does no I/O."""
-        names = names if names is not None else self.names
-        client = Client(";".join(self.nameservers), on_push=on_push, names=names)
+        client = Client(";".join(self.nameservers), on_push=on_push, names=self.names)
         client._endpoints.account, client._endpoints.tls = self._endpoints.account, self._endpoints.tls
         client._proxied = self._proxied
         return client

@@ -56,9 +56,7 @@ class RocketMQQueue(BrokerPort):
     def __init__(self, attempt: Attempt, queue: MessageQueue, lock: BrokerLock | None = None) -> None:
         """``lock``: that of the queue's topic and broker. A batch without identity has none, and a port without it can only read."""
         client = attempt.client
-        super().__init__(
-            client, queue, attempt.timing, request=lambda body: send_request(queue, body, SINK_PRODUCER_GROUP, client.trace)
-        )
+        super().__init__(client, queue, attempt.timing, request=lambda body: send_request(queue, body, SINK_PRODUCER_GROUP))
         self.lock = lock
         self._attempt = attempt
         self._writer = attempt.writer

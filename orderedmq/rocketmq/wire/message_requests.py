@@ -21,7 +21,6 @@ from orderedmq.rocketmq.wire.frame import Bytes, RemotingCommand
 from orderedmq.rocketmq.wire.request import Request, ignore_answer, int_field, require_type, types_in
 from orderedmq.rocketmq.wire.route import ABOUT_QUEUE, ClusterInfo, Route, exists, parse_cluster, parse_route, parse_topics
 from orderedmq.rows.filters import ALL, Filter
-from orderedmq.rows.message_trace import REGION
 
 #: The topic whose settings are the template for topics that a send creates (TopicValidator.AUTO_CREATE_TOPIC_KEY_TOPIC).
 DEFAULT_TOPIC: Final = "TBW102"
@@ -30,6 +29,8 @@ DEFAULT_TOPIC_QUEUES: Final = 4
 #: The field that names the request's broker for a Proxy (AbstractRemotingActivity). Brokers ignore it. A send has ``n`` instead.
 BROKER_NAME: Final = "bname"
 
+#: The field of a broker's or a Proxy's answer with its region (MessageConst.PROPERTY_MSG_REGION).
+_REGION: Final = "MSG_REGION"
 #: The flag of a pull that contains its subscription (PullSysFlag).
 _SUBSCRIPTION: Final = 4
 
@@ -51,7 +52,7 @@ def topic_route(topic: str) -> Request[Route]:
         RequestCode.GET_ROUTEINFO_BY_TOPIC,
         f"request for the route of topic {topic}",
         f"topic {topic!r}",
-        lambda response: parse_route(topic, response.body, by_proxy=REGION in response.ext),
+        lambda response: parse_route(topic, response.body, by_proxy=_REGION in response.ext),
         {"topic": topic, "acceptStandardJsonOnly": "true"},
     )
 

@@ -60,10 +60,6 @@ class Namespaces:
 
     # -- names
 
-    def without_prefix(self) -> Namespaces:
-        """Return these namespaces without the one of version 1, for topics outside that namespace."""
-        return replace(self, prefix=None)
-
     def spelled(self, name: str) -> str:
         """Return the name by which servers know a topic or group. Raises GroupError BAD_NAME if it is too long."""
         if self.prefix is None or not name or _is_systems(name):
