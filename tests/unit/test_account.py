@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from orderedmq.endpoint import Credentials, CredentialsFile
-from orderedmq.errors import OptionError, RocketMQError, RocketMQUnavailableError
+from orderedmq.errors import OptionError, RocketMQError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.net.account import Account
 from orderedmq.rocketmq.net.client import Client
@@ -113,22 +113,6 @@ def test_a_refused_unlock_on_the_connection_of_its_lock_is_sent_again(file: File
     file.write(NEW)
     connection.call(unlock("g", "attempt", [QUEUE]), soon())
     assert broker.asked == ["old", "new"]
-    connection.close()
-
-
-def test_requests_that_were_on_their_way_together_are_all_repeatable(file: File, broker: Broker) -> None:
-    account = Account(file.source)
-    connection = Connection(broker.peer.address, connect(broker.peer.address, soon()), account=account)
-    broker.allowed = NEW
-    sent = connection.send_all([(max_offset(QUEUE), None)] * 3, soon())
-    until(lambda: len(broker.asked) == 3, "the broker has received all requests")
-    file.write(NEW)
-    for pending in sent:
-        with pytest.raises(RocketMQUnavailableError, match="the account was renewed") as caught:
-            pending.result()
-        assert caught.value.sub == "ACCOUNT_RENEWED"
-        assert not caught.value.outcome_unknown
-    assert connection.call(max_offset(QUEUE), soon()) == 7
     connection.close()
 
 

@@ -215,6 +215,15 @@ def test_a_group_that_is_past_the_queues_end_is_a_loss_of_the_broker_and_no_faul
     assert "ends at 10, but group 'g' has read up to 14" in caplog.text
 
 
+def test_a_group_that_is_past_the_end_that_was_asked_for_leaves_nothing_and_says_so(
+    broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    produce(broker, 10)
+    commit(broker, 7)
+    assert planned(broker, startingOffsets="committed", consumerGroup="g", endingOffsets=named(5)) == []
+    assert "no messages of queue in/embedded/0 are read: its start offset 7 is beyond its end offset 5" in caplog.text
+
+
 @pytest.mark.parametrize("starting", [named(0, 0), named(7, 0), named(-1, 0), "earliest", "committed"])
 def test_a_queue_whose_end_is_minus_2_is_left_out(broker: Broker, caplog: pytest.LogCaptureFixture, starting: str) -> None:
     """Whatever its beginning, and without a word about messages that were deleted or processed."""

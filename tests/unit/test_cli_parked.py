@@ -179,34 +179,6 @@ def test_each_parked_key_is_listed_with_what_its_first_message_says(
     assert [word in line for word, line in zip(("in 60 m", "held", "now"), lines[1:4], strict=True)] == [True] * 3
 
 
-def test_a_list_of_one_topic_or_queue(run: Callable[..., Ran], owner: Owner, queues: Sequence[MessageQueue]) -> None:
-    for queue in queues:
-        owner.park(queue, Ticket(0, 1, 1, HELD))
-    assert shown(run("parked", "list", "g").rows, "topic", "queue_id") == [("a", 0), ("a", 1), ("b", 0)]
-    assert shown(run("parked", "list", "g", "--topic", "a").rows, "topic", "queue_id") == [("a", 0), ("a", 1)]
-    for one in ("a/1", "a/embedded/1"):
-        assert shown(run("parked", "list", "g", "--topic", one).rows, "topic", "queue_id") == [("a", 1)]
-    assert "TOPIC.MISSING" in run("parked", "list", "g", "--topic", "none", code=3).error
-    assert "TOPIC.NO_SUCH_QUEUE" in run("parked", "list", "g", "--topic", "a/7", code=3).error
-    assert "OPTION.INVALID" in run("parked", "list", "g", "--topic", "a/x", code=2).error
-
-
-def test_an_error_gives_a_terminal_no_orders_and_is_cut(
-    run: Callable[..., Ran], text: Run, owner: Owner, queues: Sequence[MessageQueue]
-) -> None:
-    error = "ValueError: \x1b[1m two\u202e\nlines " + "long " * 30
-    owner.park(queues[0], Ticket(0, 1, 1, HELD, error))
-    assert run("parked", "list", "g").rows[0]["error"] == error
-    said = text("parked", "list", "g")
-    assert r"\x1b[1m two\u202e lines" in said
-    assert "…" in said
-    assert "\nlines" not in said
-    whole = text("parked", "list", "g", "--full")
-    assert "error: ValueError: \\x1b[1m two\\u202e\nlines " + "long " * 30 in whole
-    for shown in (said, whole):
-        assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", shown)
-
-
 def test_what_the_owner_has_done_meanwhile_is_read_again(
     broker: Broker, owner: Owner, queues: Sequence[MessageQueue], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -377,6 +349,7 @@ def test_a_group_shows_what_is_parked_with_its_queue(
         assert 3500 < found[0]["parked_due_in"] <= 3600
         assert shown(found[1:], "parked_due_in") == [(None,), (None,)]
         assert re.search(r"parked +due in .*\n.*\n.* 3 +60 m .*\n.* 1 +- ", text(*command))
+    assert text("group", "describe", "g").rstrip().endswith("yes"), "the owner of the last queue lives"
     assert run("group", "list").rows == [
         {"group": "g", "topics": ["a", "b"], "queues": 3, "lag": 1, "owned_queues": 3, "alive": True}
     ]

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import lmdb
-import pyarrow as pa
 import pytest
 
 from orderedmq.embedded import payloads
@@ -22,8 +21,7 @@ from orderedmq.embedded.store.transaction import WRITTEN, Transaction
 from orderedmq.model import MessageQueue
 from orderedmq.ownership.lock import LockToken
 from orderedmq.parking import Parking, Ticket, lot_token, parked_queue
-from tests.contract.support import BIG, bodies, locked, read, refused, rows
-from tests.raw_text import append_raw, pairs, strings
+from tests.contract.support import BIG, bodies, locked, refused, rows
 
 PROCESSES = mp.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["pandas", "orderedmq.embedded.broker", "tests.unit.test_embedded_parking"])
@@ -101,17 +99,6 @@ def test_a_place_is_forgotten_when_the_groups_offset_passes_it(broker: EmbeddedB
     assert remembered(broker) == []
 
 
-def test_places_of_other_groups_and_queues_are_kept(broker: EmbeddedBroker, token: LockToken):
-    other = MessageQueue("orders", "embedded", 1)
-    me = broker.groups.join("other")
-    tokens = [token, locked(broker, "g", me, [other])[0], locked(broker, "h", me, [QUEUE])[0]]
-    for one in tokens:
-        broker.log.append({one.queue: rows(range(2))})
-        broker.groups.park(one, parkings(one.queue, range(2)))
-    broker.groups.commit({token: 2})
-    assert [(topic, offset) for topic, offset, _ in remembered(broker)] == [("orders", 0), ("orders", 1)] * 2
-
-
 def test_a_lot_that_does_not_exist_gets_no_offset(broker: EmbeddedBroker, token: LockToken):
     """A lot that is made later begins at 0. An offset of a former lot would wrongly settle messages parked in the new one."""
     broker.log.append({QUEUE: rows(range(10))})
@@ -119,27 +106,6 @@ def test_a_lot_that_does_not_exist_gets_no_offset(broker: EmbeddedBroker, token:
     assert broker.groups.offsets("g", [QUEUE, LOT]) == {QUEUE: 1}
     assert broker.groups.park(token, parkings(QUEUE, range(1, 3))) == [True, True]
     assert broker.groups.park(token, parkings(LOT, range(1))) == [True]
-
-
-def test_a_message_whose_group_was_deleted_is_parked_again(broker: EmbeddedBroker, token: LockToken):
-    [other] = locked(broker, "h", broker.groups.join("other"), [QUEUE])
-    broker.log.append({QUEUE: rows(range(5))})
-    for one in (token, other):
-        broker.groups.park(one, parkings(QUEUE, range(3, 4)))
-    broker.groups.unlock([token])
-    broker.admin.delete_group("g", force=True)
-    [again] = locked(broker, "g", broker.groups.join("me again"), [QUEUE])
-    assert broker.groups.park(again, parkings(QUEUE, range(3, 4))) == [True]
-    assert bodies(broker, LOT) == bodies(broker, parked_queue("h", QUEUE)) == ["3"]
-    assert len(remembered(broker)) == 2
-
-
-def test_parking_what_is_parked_writes_nothing(broker: EmbeddedBroker, token: LockToken):
-    broker.log.append({QUEUE: rows(range(3))})
-    broker.groups.park(token, parkings(QUEUE, range(3)))
-    before = broker.log.change()
-    broker.groups.park(token, parkings(QUEUE, range(3)))
-    assert broker.log.change() == before
 
 
 def test_each_chunk_is_read_once(broker: EmbeddedBroker, token: LockToken, monkeypatch: pytest.MonkeyPatch):
@@ -157,22 +123,6 @@ def test_each_chunk_is_read_once(broker: EmbeddedBroker, token: LockToken, monke
     broker.groups.park(token, [Parking(QUEUE, at, Ticket(at, 1, 1, 9)) for at in scattered])
     assert read == [0, BIG]
     assert bodies(broker, LOT) == ["5", "1", str(BIG - 1), "7", "1"]
-
-
-def test_texts_that_are_not_utf_8_are_parked_as_they_are_read(broker: EmbeddedBroker, token: LockToken):
-    append_raw(
-        broker,
-        QUEUE,
-        body=pa.array([b"\xff"], pa.binary()),
-        tags=strings([b"t\xff"]),
-        sharding_key=strings([b"\xffk"]),
-        properties=pairs([[(b"n\xff", b"\xffv")]]),
-    )
-    assert broker.groups.park(token, parkings(QUEUE, range(1))) == [True]
-    columns = ("body", "tags", "sharding_key")
-    assert read(broker, LOT, 0, columns) == read(broker, QUEUE, 0, columns)
-    [[(name, value), *_]] = [row["properties"] for row in read(broker, LOT, 0, ("properties",))]
-    assert (name, value) == ("n\ufffd", "\ufffdv")
 
 
 # -- killed processes

@@ -214,30 +214,6 @@ def test_a_message_that_comes_back_is_as_it_was_sent_and_says_how_often_it_was_t
     assert [one[4] for one in seen] == [0, 1, 2]
 
 
-def test_hooks_are_called_around_each_call_in_its_thread(rig: Rig) -> None:
-    told: list[tuple[Any, ...]] = []
-
-    class Hook:
-        def consume_message_before(self, messages: Sequence[Any], context: Any) -> None:
-            told.append(("before", threading.get_ident(), [one.queue_offset for one in messages], id(context)))
-
-        def consume_message_after(self, messages: Sequence[Any], context: Any, status: Any, error: Any) -> None:
-            told.append(("after", threading.get_ident(), [one.queue_offset for one in messages], id(context), status, error))
-
-    def listen(messages: Sequence[Any], context: Any) -> Any:
-        told.append(("call", threading.get_ident(), [one.queue_offset for one in messages], id(context)))
-        return SUSPEND if len(told) < 4 else SUCCESS
-
-    rig.send("a", "a")
-    settings = OrderPerKey(concurrency=2, suspend_current_queue_time_millis=10)
-    assert len(rig.run(Consumer(listen, settings, [Hook()]))) == 2
-    calls_of = [told[at : at + 3] for at in range(0, 9, 3)]
-    assert [[one[0] for one in call] for call in calls_of] == [["before", "call", "after"]] * 3
-    assert all(len({(one[1], one[3], *one[2]) for one in call}) == 1 for call in calls_of)
-    assert [call[2][4] for call in calls_of] == [SUSPEND, SUCCESS, SUCCESS]
-    assert threading.get_ident() not in {one[1] for one in told}
-
-
 def test_a_key_that_is_not_due_is_moved_behind_as_it_is_when_its_lot_is_planned(rig: Rig) -> None:
     rig.send("a", "b")
     rig.run(rig.by_key(bad("a")))
@@ -393,14 +369,6 @@ def test_more_rows_are_asked_for_only_when_the_engine_wants_them(rig: Rig, monke
     assert taken[0] == 0
     assert len(rig.heard) == 12
     assert max(2 * (number + 1) - calls for number, calls in enumerate(taken)) <= 4 + 2
-
-
-def test_the_outcomes_of_a_large_range_are_given_to_spark_in_parts(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_task, "GIVE_TOGETHER", 5)
-    rig.send(*"abcdefghijkl")
-    sizes = [batch.num_rows for batch in rig.task(rig.by_key(bad()))]
-    assert sum(sizes) == 12
-    assert len(sizes) == 3
 
 
 @pytest.mark.parametrize("order", [OrderPerQueue(2, 10), OrderPerKey(2, 10), ConcurrentSettings(2)])
@@ -579,15 +547,6 @@ def test_a_process_that_is_told_to_end_does_not_wait_for_its_threads(rig: Rig, t
     until(begun.exists, "a call is under way")
     os.kill(child, signal.SIGTERM)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-
-
-def test_what_ends_a_process_ends_the_task_from_a_thread_too(rig: Rig) -> None:
-    def listen(messages: Sequence[Any], context: Any) -> Any:
-        raise SystemExit(3)
-
-    rig.send("a")
-    with pytest.raises(SystemExit):
-        rig.run(Consumer(listen, OrderPerKey(concurrency=2)))
 
 
 class Connection:

@@ -23,7 +23,6 @@ from orderedmq.tools.dead_letters import LetterCount
 from orderedmq.tools.group_state import GroupQueue, group_queues
 from orderedmq.ui import metrics, watches
 from orderedmq.ui.guard import Rules
-from orderedmq.ui.lag_history import CommitTimes
 from orderedmq.ui.metrics import BrokerCollector, Reached, exporter_app, samples
 from orderedmq.ui.server import listen, server
 from orderedmq.ui.shared_look import SharedLook
@@ -82,18 +81,6 @@ def test_a_look_says_how_far_each_queue_is_behind_and_until_when_its_messages_ar
     assert told(look, NOW - 200)["orderedmq_group_lag_seconds"][a] == 0
 
 
-def test_a_lock_is_told_with_its_owners_name_and_is_over_if_the_owner_is_dead() -> None:
-    queues = [state(A, 0, 0, 0, lock(A)), state(B, 0, 0, 0, lock(B, alive=False)), state(C, 0, 0, 0)]
-    found = told(BrokerNow(NOW, [group(*queues)], {}, {}, {}), NOW + 5)
-    assert found["orderedmq_group_lock_remaining_seconds"] == {
-        ("g", "orders", "embedded", "0", "billing"): 50,
-        ("g", "orders", "embedded", "1", "billing"): 0,
-    }
-    unnamed = group(state(A, 0, 0, 0, lock(A, name=None, alive=None)))
-    found = told(BrokerNow(NOW, [unnamed], {}, {}, {}), NOW + 500)
-    assert found["orderedmq_group_lock_remaining_seconds"] == {("g", "orders", "embedded", "0", "query-1"): 0}
-
-
 def test_members_hand_overs_letters_and_parked_keys_are_counted() -> None:
     lot = Lot(0)
     lot.keys = {"x": KeyInLot(5, 0, [1, 2]), "y": KeyInLot(HELD, 1, [3])}
@@ -110,14 +97,6 @@ def test_members_hand_overs_letters_and_parked_keys_are_counted() -> None:
     denied = told(BrokerNow(NOW, [group(state(A, 4, 0, 4))], {}, {}, {}), NOW)
     assert denied["orderedmq_group_dead_letters_total"] == {}, "without the right to see dead letters, there must be no sample"
     assert denied["orderedmq_group_parked_oldest_age_seconds"] == {}
-
-
-def test_the_time_of_a_commit_is_when_the_offset_was_seen_to_move() -> None:
-    times = CommitTimes()
-    assert times.see(1.0, {A: 5, B: None}) == {A: 1.0, B: 1.0}
-    assert times.see(2.0, {A: 5, B: 3, C: 1}) == {A: 1.0, B: 2.0, C: 2.0}
-    assert times.see(3.0, {A: 4, C: 1}) == {A: 3.0, C: 2.0}, "a seek must also count as a move"
-    assert times.see(4.0, {B: 3}) == {B: 4.0}
 
 
 # -- when messages were stored ----------------------------------------------------------------------------------------------------

@@ -15,10 +15,10 @@ from ordered_source.columns import full_schema
 from ordered_source.stream_reader import StreamReader
 from ordered_source.topic_watch import TopicWatch
 from orderedmq.broker import Broker
-from orderedmq.conditions import TopicCondition, UnavailableCondition
+from orderedmq.conditions import TopicCondition
 from orderedmq.embedded.groups import EmbeddedGroups
 from orderedmq.embedded.log import EmbeddedLog
-from orderedmq.errors import OffsetError, RocketMQUnavailableError, TopicError
+from orderedmq.errors import OffsetError, TopicError
 from orderedmq.model import MessageQueue
 from orderedmq.options.parse import parse
 from orderedmq.options.source import SourceOptions
@@ -71,25 +71,6 @@ def test_a_boundary_that_fails_before_its_commit_makes_it_when_it_is_tried_again
         assert spark.latest_offset(limit) is None
         assert failed
         assert broker.groups.offsets("g", QUEUES) == dict.fromkeys(QUEUES, 1)
-
-
-def test_a_query_whose_servers_are_away_when_it_joins_its_group_waits_for_them(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    heartbeat, failures = EmbeddedGroups.heartbeat, list(range(2))
-
-    def fails_at_first(self: EmbeddedGroups, *arguments: Any) -> Any:
-        if failures:
-            failures.pop()
-            raise RocketMQUnavailableError(UnavailableCondition.NO_BROKER, "the brokers are starting")
-        return heartbeat(self, *arguments)
-
-    monkeypatch.setattr(EmbeddedGroups, "heartbeat", fails_at_first)
-    reader = StreamReader(options(broker), full_schema())
-    with stopped(reader):
-        reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
-        assert not failures
-        assert len(broker.groups.members("g")) == 1
 
 
 @pytest.mark.parametrize(("readable", "divided"), [(QUEUES[:1], QUEUES[:1]), ([], QUEUES)], ids=["some", "none"])

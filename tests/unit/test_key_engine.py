@@ -227,53 +227,27 @@ class World:
     seed=st.integers(0, 2**32),
     keys=st.lists(st.sampled_from(["a", "b", "c", "d", None]), min_size=1, max_size=60),
     poison=st.floats(0, 0.5),
-    size=st.integers(1, 4),
-    concurrency=st.integers(1, 4),
-    attempts=st.integers(1, 3),
-    most=st.sampled_from([0, 2, 5, 16]),
+    settings=st.builds(
+        OrderPerKey,
+        consume_message_batch_max_size=st.integers(1, 4),
+        concurrency=st.integers(1, 4),
+        in_batch_attempts=st.integers(1, 3),
+        max_reconsume_times=st.sampled_from([0, 2, 5, 16]),
+        max_batch_seconds=st.sampled_from([1.0, 30.0]),
+    ),
     room=st.sampled_from([0, 3, 1000]),
     crashes=st.floats(0, 0.7),
 )
-def test_every_key_is_processed_in_order_and_every_message_decided(
-    seed: int,
-    keys: list[str | None],
-    poison: float,
-    size: int,
-    concurrency: int,
-    attempts: int,
-    most: int,
-    room: int,
-    crashes: float,
+def test_processes_every_key_in_order_and_decides_every_message(
+    seed: int, keys: list[str | None], poison: float, settings: OrderPerKey, room: int, crashes: float
 ) -> None:
-    walk(seed, keys, poison, size, concurrency, attempts, most, room, crashes)
+    walk(seed, keys, poison, settings, room, crashes)
 
 
-def walk(
-    seed: int,
-    keys: list[str | None],
-    poison: float,
-    size: int,
-    concurrency: int,
-    attempts: int,
-    most: int,
-    room: int,
-    crashes: float,
-) -> World:
+def walk(seed: int, keys: list[str | None], poison: float, settings: OrderPerKey, room: int, crashes: float) -> World:
     random = Random(seed)
     failures = {at: random.choice((1, 2, 4, 9, -1)) if random.random() < poison else 0 for at in range(len(keys))}
-    world = World(
-        random,
-        OrderPerKey(
-            consume_message_batch_max_size=size,
-            concurrency=concurrency,
-            in_batch_attempts=attempts,
-            max_reconsume_times=most,
-            max_batch_seconds=random.choice((1.0, 30.0)),
-        ),
-        keys,
-        failures,
-        room,
-    )
+    world = World(random, settings, keys, failures, room)
     for _ in range(200):
         if world.committed == len(keys) and not world.live():
             break
@@ -289,22 +263,36 @@ def test_each_branch_is_reached() -> None:
     for seed in range(60):
         random = Random(seed)
         keys: list[str | None] = [random.choice(["a", "b", "c", None]) for _ in range(50)]
-        reached += walk(seed, keys, 0.3, 2, 3, 2, 5, 1000, 0.5).reached
+        settings = OrderPerKey(
+            2, concurrency=3, in_batch_attempts=2, max_reconsume_times=5, max_batch_seconds=random.choice((1.0, 30.0))
+        )
+        reached += walk(seed, keys, 0.3, settings, 1000, 0.5).reached
     names = ("parked", "diverted", "dead letter", "repeated after parking", "older than what is parked")
     assert all(reached[name] for name in names), reached
 
 
-def drained(engine: KeyEngine, listener: Callable[[Batch], ConsumeOrderlyStatus | None], now: float = 0.0) -> list[Outcome]:
-    """Run the engine without a task, one call at a time. Return its outcomes."""
-    out: list[Outcome] = []
+def drained(
+    engine: KeyEngine,
+    listener: Callable[[Batch], ConsumeOrderlyStatus | Answer],
+    put_aside: list[Message] | None = None,
+    is_new: Callable[[Message], bool] = lambda _: True,
+) -> list[Outcome]:
+    """Run the engine without a task, one call at a time. Return its outcomes.
+
+    ``put_aside`` gets the messages that are parked or dead letters. ``is_new``: whether a message was not parked before.
+    """
+    now, outcomes, messages_aside = 0.0, list[Outcome](), [] if put_aside is None else put_aside
     while True:
         match engine.next(now):
             case Consume(batch):
-                out += engine.consumed(batch, answer(listener(batch)), now)
-            case WriteLetter():
-                out += engine.dead_lettered()
+                given = listener(batch)
+                outcomes += engine.consumed(batch, given if isinstance(given, Answer) else answer(given), now)
+            case WriteLetter(letter):
+                messages_aside.append(letter)
+                outcomes += engine.dead_lettered()
             case Park(messages):
-                out += engine.was_parked([True] * len(messages))
+                messages_aside += messages
+                outcomes += engine.was_parked([is_new(message) for message in messages])
             case CheckLock():
                 engine.lock(True, now)
             case Suspend(seconds):
@@ -312,7 +300,7 @@ def drained(engine: KeyEngine, listener: Callable[[Batch], ConsumeOrderlyStatus 
             case Pull():
                 engine.close()
             case Done():
-                return out
+                return outcomes
 
 
 def engine(*keys: str | None, capacity: int = 10_000, **given: object) -> KeyEngine:
@@ -335,43 +323,30 @@ def told(outcomes: list[Outcome]) -> list[tuple[int, str]]:
         (True, 3, [[*range(8)], [4], [*range(5, 10)]]),
     ],
 )
-def test_of_a_batch_only_the_message_that_fails_is_given_up(names: bool, attempts: int, calls: list[list[int]]) -> None:
+def test_puts_only_the_failed_message_of_a_batch_aside(names: bool, attempts: int, calls: list[list[int]]) -> None:
     """Message 4 always fails. ``names``: whether the listener sets ack_index."""
     made = engine(*"a" * 10, consume_message_batch_max_size=8, max_reconsume_times=1, in_batch_attempts=attempts)
     called: list[list[int]] = []
-    out: list[Outcome] = []
-    given_up: list[Message] = []
-    now = 0.0
-    while not isinstance(action := made.next(now), Done):
-        match action:
-            case Consume(batch):
-                offsets = [one._offset for one in batch.messages]
-                called.append(offsets)
-                context = ConsumeOrderlyContext(QUEUE)
-                if 4 in offsets and names:
-                    context.ack_index = offsets.index(4) - 1
-                error = f"the error of {offsets}" if 4 in offsets else None
-                out += made.consumed(batch, Answer(None if error else SUCCESS, error, context), now)
-            case WriteLetter(letter):
-                given_up.append(letter)
-                out += made.dead_lettered()
-            case Park(messages):
-                given_up += messages
-                out += made.was_parked([True] * len(messages))
-            case CheckLock():
-                made.lock(True, now)
-            case Suspend(seconds):
-                now += seconds
-            case Pull():
-                made.close()
+    put_aside: list[Message] = []
+
+    def listener(batch: Batch) -> Answer:
+        offsets = [message._offset for message in batch.messages]
+        called.append(offsets)
+        context = ConsumeOrderlyContext(QUEUE)
+        if 4 in offsets and names:
+            context.ack_index = offsets.index(4) - 1
+        error = f"the error of {offsets}" if 4 in offsets else None
+        return Answer(None if error else SUCCESS, error, context)
+
+    outcomes = drained(made, listener, put_aside)
     assert called == calls
     if calls == [[*range(8)]]:
         behind = [(at, "PARKED") for at in range(5, 10)]
-        assert told(out) == [(0, "SUCCESS"), (1, "SUCCESS"), (2, "SUCCESS"), (3, "SUCCESS"), (4, "PARKED"), *behind]
-        assert [(one._attempts, one._error, one._again) for one in given_up[1:]] == [(0, None, False)] * 5
+        assert told(outcomes) == [(0, "SUCCESS"), (1, "SUCCESS"), (2, "SUCCESS"), (3, "SUCCESS"), (4, "PARKED"), *behind]
+        assert [(message._attempts, message._error, message._again) for message in put_aside[1:]] == [(0, None, False)] * 5
     else:
-        assert sorted(told(out)) == [(at, "DEAD_LETTER" if at == 4 else "SUCCESS") for at in range(10)]
-    assert (given_up[0]._offset, given_up[0]._error) == (4, f"the error of {[call for call in calls if 4 in call][-1]}")
+        assert sorted(told(outcomes)) == [(at, "DEAD_LETTER" if at == 4 else "SUCCESS") for at in range(10)]
+    assert (put_aside[0]._offset, put_aside[0]._error) == (4, f"the error of {[call for call in calls if 4 in call][-1]}")
 
 
 def test_a_batch_that_fails_after_its_time_is_divided_before_its_key_is_parked() -> None:
@@ -444,52 +419,23 @@ def test_the_lock_is_checked_while_calls_are_under_way() -> None:
     assert made.next(31.0) == Wait(29.0)
 
 
-def test_a_message_that_was_settled_before_is_not_parked_and_only_what_failed_gets_a_new_time() -> None:
-    made = engine("a", "a", "b", in_batch_attempts=1)
+def test_does_not_park_a_message_twice_and_gives_only_a_failed_one_a_new_time() -> None:
     parked: list[Message] = []
-    out: list[Outcome] = []
-    while not isinstance(action := made.next(0.0), Done):
-        match action:
-            case CheckLock():
-                made.lock(True, 0.0)
-            case Consume(batch):
-                out += made.consumed(batch, answer(SUSPEND), 0.0)
-            case Park(messages):
-                parked += messages
-                out += made.was_parked([one._key == "a" for one in messages])
-            case Pull():
-                made.close()
-            case _:
-                raise AssertionError(action)
-    assert told(out) == [(0, "PARKED"), (1, "PARKED"), (2, "REPEATED")]
-    assert [(one._offset, one._again) for one in parked] == [(0, True), (1, False), (2, True)]
+    outcomes = drained(
+        engine("a", "a", "b", in_batch_attempts=1), lambda _: SUSPEND, parked, is_new=lambda message: message._key == "a"
+    )
+    assert told(outcomes) == [(0, "PARKED"), (1, "PARKED"), (2, "REPEATED")]
+    assert [(message._offset, message._again) for message in parked] == [(0, True), (1, False), (2, True)]
 
 
 @pytest.mark.parametrize("attempts", [0, 2], ids=["a first failure", "the last one"])
-def test_what_fails_before_a_parked_message_of_its_key_is_parked_or_put_aside_as_ever(attempts: int) -> None:
+def test_puts_a_failed_message_before_a_parked_one_of_its_key_aside(attempts: int) -> None:
     """An earlier attempt has parked messages 2 and 4, or a seek back kept them parked. Messages 0 and 1 were never decided."""
     settings = OrderPerKey(in_batch_attempts=1, max_reconsume_times=2)
     made = KeyEngine(QUEUE, settings, 0.0, LotView(attempted={"a": [2, 4]}))
     made.add(message(offset, "a", attempts=attempts if offset == 0 else 0) for offset in range(6))
-    parked: list[int] = []
-    out: list[Outcome] = []
-    while not isinstance(action := made.next(0.0), Done):
-        match action:
-            case CheckLock():
-                made.lock(True, 0.0)
-            case Consume(batch):
-                out += made.consumed(batch, answer(SUSPEND, "it failed"), 0.0)
-            case WriteLetter():
-                out += made.dead_lettered()
-            case Park(messages):
-                parked += [one._offset for one in messages]
-                out += made.was_parked([True] * len(messages))
-            case Pull():
-                made.close()
-            case _:
-                raise AssertionError(action)
-    assert sorted(parked) == ([1, 3, 5] if attempts else [0, 1, 3, 5])
-    assert {one.begin: one.status for one in out} == {
+    outcomes = drained(made, lambda _: SUSPEND)
+    assert {outcome.begin: outcome.status for outcome in outcomes} == {
         0: "DEAD_LETTER" if attempts else "PARKED",
         **dict.fromkeys((1, 3, 5), "PARKED"),
     }
@@ -514,18 +460,8 @@ def test_settings_are_checked(name: str, value: object) -> None:
         OrderPerKey(**{name: value})  # type: ignore[arg-type]
 
 
-def test_what_comes_from_the_lot_in_another_order_is_consumed_in_the_queues() -> None:
+def test_consumes_messages_of_a_lot_in_the_order_of_their_queue() -> None:
     # A successor has parked 7 after 13, which the dead owner had parked from the same range.
     lot = [Message(1, "a"), Message(13, "a"), message(7, "a", due=False)]
-    engine = KeyEngine(QUEUE, OrderPerKey(), 0.0, LotView(planned=lot))
-    engine.lock(True, 0.0)
-    engine.close()
-    seen = []
-    while not isinstance(action := engine.next(0.0), Done):
-        if isinstance(action, Consume):
-            seen += [one._offset for one in action.batch.messages]
-            engine.consumed(action.batch, answer(SUCCESS), 0.0)
-        else:
-            assert isinstance(action, CheckLock)
-            engine.lock(True, 0.0)
-    assert seen == [1, 7, 13]
+    made = KeyEngine(QUEUE, OrderPerKey(), 0.0, LotView(planned=lot))
+    assert told(drained(made, lambda _: SUCCESS)) == [(1, "SUCCESS"), (7, "SUCCESS"), (13, "SUCCESS")]

@@ -61,11 +61,6 @@ def test_an_order_concerns_what_a_task_was_moving_when_it_was_given_and_nothing_
     assert due == [DUE[action], DROPPED if action == "drop" else AT_ONCE, AT_ONCE]
 
 
-def test_an_order_does_not_concern_what_was_parked_again_after_it_was_carried_out() -> None:
-    lot, rows = lot_of(parked("a", (0, 5000, "P:11")), command_rows([Command("hold", "b")]), begin=12)
-    assert [ticket.due for _, ticket in restore(rows, QUEUE, lot)[1]] == [5000]
-
-
 def test_a_hold_after_a_drop_holds_what_came_since() -> None:
     key = "a"
     parts = (parked(key, (0, 5000, "Q:0")), command_rows([Command("drop", key)]), parked(key, (1, 6000, "Q:1")))
@@ -74,12 +69,6 @@ def test_a_hold_after_a_drop_holds_what_came_since() -> None:
     assert lot.keys[key].due == 6000
     lot, rows = lot_of(*parts, command_rows([Command("hold", key)]))
     assert [ticket.due for _, ticket in restore(rows, QUEUE, lot)[1]] == [DROPPED, HELD]
-
-
-def test_a_keys_messages_have_the_order_of_the_queue_wherever_they_lie() -> None:
-    lot, _ = lot_of(parked("a", (1, 5000, "Q:1"), (13, 6000, "Q:13"), (7, AT_ONCE, "Q:7")))
-    assert lot.keys["a"].offsets == [1, 7, 13]
-    assert (lot.keys["a"].due, lot.keys["a"].begin) == (5000, 0)
 
 
 def test_the_first_of_a_key_that_is_not_dropped_is_due_when_what_was_its_first_was() -> None:

@@ -35,12 +35,6 @@ def test_a_member_is_expired_once_its_heartbeat_is_older_than_its_life(seconds: 
     assert one.expired(at(100.0 + seconds)) is expired
 
 
-def test_a_life_can_be_shorter():
-    one = replace(member("a@1"), life=2.0)
-    assert not one.expired(at(2.0))
-    assert one.expired(at(2.1))
-
-
 # -- subscriptions ---------------------------------------------------------------------------------------------------------------
 
 

@@ -21,10 +21,8 @@ from ordered_source.columns import full_schema
 from ordered_source.group_session import GroupSession
 from ordered_source.partition_reader import QueuePartition
 from ordered_source.stream_reader import StreamReader
-from orderedmq import pulls
 from orderedmq.broker import Broker
 from orderedmq.embedded import admin
-from orderedmq.embedded.log import EmbeddedLog
 from orderedmq.errors import DataLossError, GroupError, TopicError
 from orderedmq.model import MessageQueue
 from orderedmq.parking import AT_ONCE, HELD, Command, Parking, Ticket, parked_queue
@@ -126,34 +124,6 @@ def test_a_lot_is_read_when_its_first_key_is_due_and_then_whole(broker: Broker, 
         assert run.batch() == ((4, 4), (0, 3))
         assert run.batch() is None
         assert broker.groups.offsets("g", [QUEUE, LOT]) == {QUEUE: 4, LOT: 3}
-
-
-def test_lots_are_read_with_the_settings_of_the_query_as_messages_are(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over RocketMQ these settings name the group, because the account may have no right to read under another name."""
-
-    class Named:
-        def __init__(self, log: Any) -> None:
-            self.log = log
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self.log, name)
-
-    monkeypatch.setattr(EmbeddedLog, "reading", lambda log, how: Named(log))
-    read, logs = pulls.read_lot, []
-
-    def noted(log: Any, *given: Any) -> None:
-        logs.append(log)
-        read(log, *given)
-
-    monkeypatch.setattr(pulls, "read_lot", noted)
-    produce(broker, "a")
-    run = Run(broker)
-    with stopped(run.reader):
-        run.batch()
-        run.park(ticket(0, HOUR))
-        run.batch()
-    assert logs
-    assert all(isinstance(log, Named) for log in logs)
 
 
 @pytest.mark.holds("parked key returns")

@@ -116,10 +116,3 @@ def test_a_listener_connects_as_its_source_does_but_for_secrets() -> None:
     with pytest.raises(OptionError, match=r"MISSING.*tlsKeyPassword.*consume_orderly\(\.\.\., tls="):
         ReadContext.from_text(text).lock(QUEUE)
     assert ReadContext.from_text(text).lock(QUEUE, tls=tls).broker is kept(replace(source, tls=tls), "id")
-
-
-def test_a_namespace_is_part_of_the_address() -> None:
-    endpoint = Endpoint(None, "ns:9876", namespace="acme", namespace_v2="v2")
-    context = ReadContext.from_text(ReadContext.of(endpoint, "id", TOKEN).to_text())
-    assert context.lock(QUEUE).broker is kept(endpoint, "id")
-    assert context.lock(QUEUE).broker is not kept(Endpoint(None, "ns:9876", namespace_v2="v2"), "id")

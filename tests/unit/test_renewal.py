@@ -81,14 +81,6 @@ def test_what_is_lost_is_known_also_when_the_heartbeat_behind_it_fails(
     assert renewal.lost == ()
 
 
-def test_a_renewal_that_failed_is_tried_again(renewal: Renewal, groups: Groups) -> None:
-    groups.fails = True
-    until(lambda: renewal.failed is not None, "the failure is known", 10.0)
-    assert renewal.lost == ()
-    groups.fails = False
-    until(lambda: renewal.failed is None, "the renewal succeeds again", 10.0)
-
-
 def test_after_a_failure_the_next_try_does_not_wait_for_its_time(groups: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ordered_source.renewal.RENEWAL_RETRY", 0.01)
     made = Renewal(groups, groups.beat, 0.5)

@@ -159,23 +159,6 @@ def test_a_restart_repeats_goes_on_or_leaves_the_queue_to_others(
     owner._check()
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.granted], ids=lambda case: case.name)
-def test_a_restart_of_a_batch_that_spark_has_committed_repeats_nothing(case: Case) -> None:
-    store = Store()
-    first = store.take(ME)
-    assert first is not None
-    start = Checkpoint("me", {QUEUE: E}, {}, {QUEUE: first.tenure})
-    happen(store, first, case.steps)
-    # Messages were processed up to E, but the group's offset is older, because the query with a foreign sink was killed.
-    token = store.take(AGAIN)
-    assert token is not None
-    owner = Owner("me", policy=Policy.HAND_OVER)
-    owner.locked([token])
-    commit, _, _ = owner.enter(start, {QUEUE: S}, {QUEUE: 0})
-    assert owner.owned[QUEUE].position == (E if case.repeats else S)
-    assert (commit is not None) == case.repeats, "only an unbroken tenure may commit its processed offset for the group"
-
-
 @pytest.mark.parametrize("moved_to", [None, S, E - 1, E, E + 7])
 @pytest.mark.parametrize("group", [S, E, E + 5, None], ids=["at", "published", "after", "deleted"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import resource
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,17 +13,15 @@ import pyarrow as pa
 import pytest
 
 from orderedmq.broker import Receipt, SinkBatch
-from orderedmq.embedded import chunk_codec as codec
 from orderedmq.embedded import garbage, index, liveness, payloads
 from orderedmq.embedded.broker import EmbeddedBroker
-from orderedmq.embedded.check import check, examine
+from orderedmq.embedded.check import check
 from orderedmq.embedded.clock import FORGOTTEN
 from orderedmq.embedded.garbage import can_be_published
 from orderedmq.embedded.index import topic_of
-from orderedmq.embedded.store import segment_file, transaction
 from orderedmq.embedded.store.environment import Store
 from orderedmq.embedded.store.segment_file import HEADER_BYTES, Header, SegmentWriter, was_begun
-from orderedmq.embedded.store.segments import Segments, parse_name
+from orderedmq.embedded.store.segments import Segments
 from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.ownership.lock import Instant
 from orderedmq.ownership.micro_batch import SourceRun
@@ -87,16 +84,6 @@ def test_a_header_says_what_was_written_and_a_changed_one_says_nothing(header: H
         assert Header.unpack(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]) is None
 
 
-@pytest.mark.parametrize("length", [160, 161])
-def test_a_header_holds_the_longest_names(broker: EmbeddedBroker, clock: FakeClock, length: int) -> None:
-    clock.boot, clock.seconds = "b" * 36, 123456789.123456789
-    receipt = staged(broker, SinkBatch("s" * length, 2**63 - 1, job="j" * 1000))
-    [name] = [path.name for path in (broker.path / "segments").glob(f"{receipt.token}*")]
-    header = Header.unpack((broker.path / "segments" / name).read_bytes())
-    assert header is not None
-    assert (header.batch, header.boot, header.since) == (2**63 - 1, clock.boot, clock.seconds)
-
-
 @pytest.mark.parametrize(
     ("content", "begun"),
     [(b"", True), (bytes(600), True), (HEADER.pack()[:300], True), (HEADER.pack()[:9] + bytes(90), True), (HEADER.pack(), False),
@@ -135,14 +122,6 @@ def test_an_error_at_the_first_step_leaves_no_file(tmp_path: Path, monkeypatch: 
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    "name", ["x.segment", f"{TOKEN}.segments", f"{TOKEN.upper()}.segment", TOKEN, f"{TOKEN}.open~", "looked"]
-)
-def test_other_names_are_no_segments(name: str) -> None:
-    assert parse_name(name) is None
-    assert parse_name(f"{TOKEN}.open") == (f"{TOKEN}.open", bytes.fromhex(TOKEN), False)
-
-
 # -- garbage ------------------------------------------------------------------------------------------------------------------------
 
 
@@ -162,14 +141,6 @@ def test_other_names_are_no_segments(name: str) -> None:
 )
 def test_who_may_still_publish_a_segment(header: Header, latest: int | None, may: bool) -> None:
     assert can_be_published(header, Instant("boot", 1000.0), latest) is may
-
-
-@pytest.mark.holds("wall clock")
-def test_a_batch_at_work_keeps_its_rows_when_the_wall_clock_is_set_forward(broker: EmbeddedBroker, clock: FakeClock) -> None:
-    receipt = staged(broker, SinkBatch("s", 0))
-    clock.micros += int(FORGOTTEN + 1) * 1_000_000
-    assert collected(broker, clock) == 0
-    assert broker.outbox.publish(SinkBatch("s", 0), [receipt]).ranges
 
 
 def test_what_a_living_task_writes_stays_and_what_a_dead_one_wrote_goes(broker: EmbeddedBroker, clock: FakeClock) -> None:
@@ -206,15 +177,6 @@ def test_of_a_batch_that_is_killed_again_and_again_the_last_two_runs_stay(broker
         broker.outbox.publish(SinkBatch("s", 0), receipts[2])
     assert broker.outbox.publish(SinkBatch("s", 0), receipts[4]).ranges
     assert broker.outbox.publish(SinkBatch("s", 1), [other]).ranges
-
-
-def test_segments_from_before_a_reboot_replace_no_run(broker: EmbeddedBroker, clock: FakeClock) -> None:
-    for run in ("first", "second"):
-        staged(broker, SinkBatch("s", 0, job=run))
-    clock.reboot()
-    receipt = staged(broker, SinkBatch("s", 0, job="third"))
-    assert collected(broker, clock) == 2
-    assert broker.outbox.publish(SinkBatch("s", 0), [receipt]).ranges
 
 
 def test_a_file_without_a_header_stays_until_its_writer_must_have_written_one(broker: EmbeddedBroker, clock: FakeClock) -> None:
@@ -276,16 +238,6 @@ def test_a_file_that_the_store_did_not_write_is_never_deleted(broker: EmbeddedBr
     file.unlink()
 
 
-def test_a_segment_under_another_ones_name_is_never_deleted(broker: EmbeddedBroker, clock: FakeClock) -> None:
-    append(broker, "a")
-    [file] = (broker.path / "segments").glob("*.segment")
-    copied = file.with_name(f"{TOKEN}.segment")
-    shutil.copy(file, copied)
-    assert collected(broker, clock) == 0
-    assert examine(broker.path).unused == [copied.name]
-    copied.unlink()
-
-
 def test_somebody_looks_for_garbage_once_a_minute(broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[object] = []
     monkeypatch.setattr(garbage, "collect_now", lambda store, clock: looks.append(store))
@@ -296,15 +248,6 @@ def test_somebody_looks_for_garbage_once_a_minute(broker: EmbeddedBroker, monkey
     append(broker, "c", "d", size=10)
     broker.outbox.publish(SinkBatch("s", 0), [])
     assert len(looks) == 1
-
-
-def test_garbage_that_cannot_be_deleted_fails_no_write(broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(garbage, "_due", refuse)
-    append(broker, "a", size=10)
-    assert bodies(broker, Q0) == ["a" * 10]
 
 
 def test_a_process_without_a_free_descriptor_is_told_that_its_batch_is_published(broker: EmbeddedBroker) -> None:
@@ -332,17 +275,6 @@ def test_after_an_append_that_failed_no_segment_stays(broker: EmbeddedBroker, mo
         append(broker, "a")
     assert files(broker) == []
     assert bodies(broker, Q0) == []
-
-
-def test_a_file_that_cannot_be_read_keeps_no_other_from_being_deleted(broker: EmbeddedBroker, clock: FakeClock) -> None:
-    names = [f"{digit * 32}.open" for digit in "0f"]
-    for name in names:
-        (broker.path / "segments" / name).write_bytes(replace(HEADER, store_id=store_id(broker), token=name[:32]).pack())
-    (broker.path / "segments" / names[0]).unlink()
-    (broker.path / "segments" / names[0]).mkdir()
-    assert collected(broker, clock) == 1
-    assert broker.admin.trim("orders") == {}
-    (broker.path / "segments" / names[0]).rmdir()
 
 
 def store_id(broker: EmbeddedBroker) -> str:
@@ -388,14 +320,6 @@ def test_a_tail_that_cannot_be_read_keeps_no_new_message_out_and_the_check_names
         assert any("cannot be read" in finding for finding in check(broker.path))
 
 
-def test_bodies_that_compress_well_are_not_merged_beyond_the_size_of_a_chunk(broker: EmbeddedBroker) -> None:
-    broker.admin.create_topic("zeros", 1, compression="lz4")
-    queue = MessageQueue("zeros", "embedded", 0)
-    for _ in range(5):
-        broker.log.append({queue: rows([bytes(codec.CHUNK_BYTES // 2)])})
-    assert [found.chunks for found in broker.admin.describe_topic("zeros")] == [3]
-
-
 # -- readers during deletion --------------------------------------------------------------------------------------------------------
 
 
@@ -416,34 +340,12 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]
     return arrange
 
 
-def test_a_reader_that_comes_too_late_is_told_that_the_messages_are_gone(broker: EmbeddedBroker, meanwhile) -> None:
-    append(broker, "a", "b")
-    meanwhile(lambda: broker.admin.trim("orders", {Q0: 1}))
-    with refused("DATA_LOSS.AGED_OUT", 0):
-        pull(broker, Q0, 0, ("body",))
-
-
 def test_a_reader_whose_segment_was_merged_away_gets_the_messages(broker: EmbeddedBroker, meanwhile) -> None:
     broker.log.append({Q0: rows(["a" * 70_000])})
     meanwhile(lambda: broker.log.append({Q0: rows(["b" * 70_000])}))
     assert pull(broker, Q0, 0, ("body",)).num_rows == 2
     assert bodies(broker, Q0) == ["a" * 70_000, "b" * 70_000]
     assert files(broker) == [".segment"]
-
-
-@pytest.mark.parametrize("look", ["offset_at", "advance"])
-def test_a_search_whose_segment_was_merged_away_finds_the_message(
-    broker: EmbeddedBroker, clock: FakeClock, meanwhile, look: str
-) -> None:
-    for letter in "ab":
-        broker.log.append({Q0: rows([letter * 70_000])})
-        clock.pass_(10)
-    meanwhile(lambda: broker.log.append({Q0: rows(["c" * 140_000])}))
-    begin = 1_700_000_000_000_000
-    if look == "offset_at":
-        assert broker.log.offset_at(Q0, begin + 5_000_000) == 1
-    else:
-        assert broker.log.advance(Q0, 0, 2, 100_000) == 1
 
 
 def test_a_lost_segment_is_damage_and_its_neighbours_can_be_read(tmp_path: Path, clock: FakeClock) -> None:
@@ -459,12 +361,6 @@ def test_a_lost_segment_is_damage_and_its_neighbours_can_be_read(tmp_path: Path,
         assert len(check(broker.path)) == 1
         assert broker.admin.trim("orders", {Q0: 1}) == {Q0: 1}
         assert check(broker.path) == []
-
-
-def test_a_check_does_not_miss_what_is_deleted_while_it_is_at_work(broker: EmbeddedBroker, meanwhile) -> None:
-    append(broker, "a", "b")
-    meanwhile(lambda: broker.admin.trim("orders", {Q0: 1}))
-    assert check(broker.path) == []
 
 
 # -- disk space ---------------------------------------------------------------------------------------------------------------------
@@ -517,17 +413,6 @@ def test_retention_by_size_keeps_its_messages_though_their_segments_hold_another
     assert broker.log.bounds([other])[other].min_offset == 0
 
 
-def test_a_topic_that_is_made_again_does_not_count_the_room_of_the_former_one(broker: EmbeddedBroker) -> None:
-    broker.admin.create_topic("other", 1, compression="none")
-    other = queues_of(broker, "other")[0]
-    broker.log.append({Q0: rows(["a" * LARGE]), other: rows(["b" * LARGE])})
-    broker.admin.delete_topic("other")
-    broker.admin.create_topic("other", 1)
-    assert broker.admin.waiting_bytes("other") == 0
-    broker.admin.trim("orders", {Q0: 1})
-    assert (broker.admin.waiting_bytes("other"), files(broker)) == (0, [])
-
-
 def test_few_bytes_of_many_tasks_are_stored_without_a_file_up_to_a_limit(broker: EmbeddedBroker) -> None:
     batch = SinkBatch("s", 0)
     receipts = []
@@ -541,10 +426,6 @@ def test_few_bytes_of_many_tasks_are_stored_without_a_file_up_to_a_limit(broker:
     broker.outbox.publish(SinkBatch("s", 1), receipts[1:])
     assert files(broker) == [".segment"]
     assert [body[0] for body in bodies(broker, Q0)] == ["0", "1", "2"]
-
-
-def test_the_limits_are_the_documents() -> None:
-    assert (transaction.INLINE_BYTES, garbage.INTERVAL, segment_file.HEADER_BYTES) == (64 * 1024, 60.0, 512)
 
 
 @pytest.mark.parametrize("most", [1, 7, 100])
