@@ -39,7 +39,7 @@ class Query:
         return self.kept
 
 
-def test_it_is_asked_for_anew_after_a_while_or_many_messages() -> None:
+def test_reads_the_anchor_again_after_a_time_or_many_messages() -> None:
     query = Query("a")
     query.batch(a=10)
     query.now += REFRESH_SECONDS
@@ -48,7 +48,7 @@ def test_it_is_asked_for_anew_after_a_while_or_many_messages() -> None:
     assert query.batch(a=20 + REFRESH_MESSAGES) == {"a": str(20 + REFRESH_MESSAGES)}
 
 
-def test_one_topic_at_a_time_is_asked_for_anew_the_oldest_first() -> None:
+def test_reads_the_anchor_of_one_topic_at_a_time_the_oldest_first() -> None:
     query = Query("a", "b", "c")
     assert query.batch(a=1, b=2, c=3) == {"a": "1", "b": "2", "c": "3"}
     query.now += REFRESH_SECONDS
@@ -60,14 +60,14 @@ def test_one_topic_at_a_time_is_asked_for_anew_the_oldest_first() -> None:
     assert asked == [["a"], ["b"], ["c"], []]
 
 
-def test_a_topic_without_messages_is_asked_for_again_with_the_first_ones() -> None:
+def test_reads_the_anchor_of_an_empty_topic_with_its_first_messages() -> None:
     query = Query("a", "b")
     assert query.batch(a=10, b=0) == {"a": "10", "b": ""}
     assert query.batch(a=20, b=0) == {"a": "10", "b": ""}
     assert query.batch(a=20, b=5) == {"a": "10", "b": "5"}
 
 
-def test_where_nothing_tells_any_more_what_is_known_stays_and_nobody_asks_all_the_time() -> None:
+def test_keeps_the_anchor_once_its_message_has_aged_out() -> None:
     query = Query("a")
     query.batch(a=10)
     query.log.aged = True
@@ -78,7 +78,7 @@ def test_where_nothing_tells_any_more_what_is_known_stays_and_nobody_asks_all_th
     assert query.log.asked == []
 
 
-def test_a_topic_that_is_another_now_is_asked_for_at_once() -> None:
+def test_reads_the_anchor_of_a_recreated_topic_at_once() -> None:
     query = Query("a")
     query.batch(a=10)
     query.kept = {}

@@ -145,7 +145,7 @@ class Storm:
 
 @pytest.mark.holds("async listener")
 @pytest.mark.parametrize("seed", [1, 2, pytest.param(3, marks=pytest.mark.nightly), pytest.param(4, marks=pytest.mark.nightly)])
-def test_each_key_keeps_its_order_whatever_fails_and_wherever_a_task_is_cut_off(
+def test_each_key_keeps_its_order_across_failures_and_cancelled_tasks(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     """Micro-batches of 1,000 keys. Tasks are closed, lose their lock or get an error from the broker, and are then repeated."""
@@ -259,9 +259,7 @@ def test_a_lost_lock_is_noticed_while_all_calls_await(rig: Rig, monkeypatch: pyt
     assert sorted(listener.cut_off) == [*"abc"]
 
 
-def test_a_task_that_is_closed_cuts_off_its_calls_and_the_next_one_has_the_loop(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_closed_task_cancels_its_calls_and_frees_the_loop(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_task, "GIVE_TOGETHER", 1)
     listener = Await()
 
@@ -282,7 +280,7 @@ def test_a_task_that_is_closed_cuts_off_its_calls_and_the_next_one_has_the_loop(
     assert len(rig.run(by_key(listener, concurrency=3))) == 5
 
 
-def test_a_call_that_is_cancelled_by_what_it_awaits_has_failed_and_is_tried_again(rig: Rig) -> None:
+def test_retries_a_call_whose_awaited_task_was_cancelled(rig: Rig) -> None:
     tries: list[int] = []
 
     async def listen(messages: Sequence[Any], context: Any) -> Any:
@@ -318,7 +316,7 @@ class Client:
         return SUCCESS
 
 
-def test_of_a_class_the_loop_makes_one_object_and_keeps_it_for_later_tasks(rig: Rig) -> None:
+def test_the_loop_makes_one_object_of_a_class(rig: Rig) -> None:
     class Own(Client):
         made: ClassVar[list[int]] = []
 
@@ -330,7 +328,7 @@ def test_of_a_class_the_loop_makes_one_object_and_keeps_it_for_later_tasks(rig: 
     assert threading.get_ident() not in Own.made
 
 
-def test_an_object_and_a_partial_function_are_async_if_what_they_call_is(rig: Rig) -> None:
+def test_recognises_async_objects_and_partial_functions(rig: Rig) -> None:
     class Ledger:
         async def __call__(self, messages: Sequence[Any], context: Any) -> Any:
             return SUCCESS
@@ -426,7 +424,7 @@ class Plain:
 @pytest.mark.parametrize(
     ("listener", "name"), [(plain, "plain"), (forgetful, "forgetful"), (Plain, "Plain"), (Plain(), "Plain")]
 )
-def test_a_coroutine_that_nobody_awaits_fails_the_task_by_name(rig: Rig, listener: Any, name: str, concurrency: int) -> None:
+def test_fails_a_task_whose_listener_returns_a_coroutine(rig: Rig, listener: Any, name: str, concurrency: int) -> None:
     rig.send("a")
     with pytest.raises(
         ListenerError, match=rf"LISTENER.NOT_AWAITED.*test_async_listeners.{name} returned a coroutine.*async def"
@@ -448,7 +446,7 @@ async def blocking_now_and_then(messages: Sequence[Any], context: Any) -> Any:
     return blocks(messages, context)
 
 
-def test_a_listener_that_blocks_the_loop_is_warned_of_once_by_name(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+def test_warns_once_of_a_listener_that_blocks_the_loop(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     rig.send(*"abcdef")
     assert len(rig.run(by_key(blocking_now_and_then))) == 6
     [warned] = [record for record in caplog.records if record.name == "orderedmq"]
@@ -459,7 +457,7 @@ def test_a_listener_that_blocks_the_loop_is_warned_of_once_by_name(rig: Rig, cap
     assert "asyncio.to_thread" in text
 
 
-def test_a_plain_listener_and_one_that_awaits_are_not_warned_of(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+def test_does_not_warn_of_a_plain_or_awaiting_listener(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     async def waits(messages: Sequence[Any], context: Any) -> Any:
         await asyncio.sleep(0.06)
         if messages[0].queue_offset % 50 == 0:

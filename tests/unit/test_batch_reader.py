@@ -203,9 +203,7 @@ def test_offsets_that_aged_out_are_an_error_or_a_counted_warning(broker: Broker,
     assert "messages 3 to 29 (27) of queue in/embedded/0 were deleted" in caplog.text
 
 
-def test_a_group_that_is_past_the_queues_end_is_a_loss_of_the_broker_and_no_fault_of_the_options(
-    broker: Broker, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_reports_a_group_past_the_end_of_its_queue_as_a_loss(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
     produce(broker, 10)
     commit(broker, 14)
     options = {"startingOffsets": "committed", "consumerGroup": "g"}
@@ -215,9 +213,7 @@ def test_a_group_that_is_past_the_queues_end_is_a_loss_of_the_broker_and_no_faul
     assert "ends at 10, but group 'g' has read up to 14" in caplog.text
 
 
-def test_a_group_that_is_past_the_end_that_was_asked_for_leaves_nothing_and_says_so(
-    broker: Broker, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_reads_nothing_for_a_group_past_the_requested_end_and_warns(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
     produce(broker, 10)
     commit(broker, 7)
     assert planned(broker, startingOffsets="committed", consumerGroup="g", endingOffsets=named(5)) == []

@@ -58,7 +58,7 @@ def test_the_brokers_behind_a_proxy_are_those_of_a_topic_that_all_have(answer: i
 
 
 @pytest.mark.parametrize("error", [AWAY, NO_ROUTE])
-def test_a_broker_that_is_away_behind_a_proxy_is_no_sign_of_local_mode(error: OrderedMQError) -> None:
+def test_does_not_take_a_missing_broker_behind_a_proxy_for_local_mode(error: OrderedMQError) -> None:
     ask = Proxy(error, 7)
     assert find_cluster(ask, None, ask).brokers == ROUTE.brokers
     ask = Proxy(error)
@@ -74,7 +74,7 @@ def test_a_proxy_whose_nameserver_knows_no_broker_has_an_empty_cluster() -> None
 
 
 @pytest.mark.holds("through a Proxy")
-def test_a_proxy_that_passes_nothing_on_is_refused_by_name() -> None:
+def test_refuses_a_proxy_in_local_mode() -> None:
     ask = Proxy(RocketMQError(RocketMQCondition.SERVER_ERROR, "request is not implemented in LocalMessageService"))
     with pytest.raises(RocketMQError, match=r"local mode.*nameserver's address") as caught:
         find_cluster(ask, None, ask)

@@ -118,7 +118,7 @@ def test_a_history_that_is_not_drained_may_lack_its_end() -> None:
     assert [anomaly.kind for anomaly in checker.judge([*THREE, deliver(1)], drained=False)] == ["skip", "lost"]
 
 
-def test_with_repeats_the_last_batch_may_come_again_as_a_whole_and_only_so() -> None:
+def test_repeats_may_deliver_only_the_whole_last_batch_again() -> None:
     def kinds(*deliveries: Event) -> list[str]:
         return [anomaly.kind for anomaly in checker.judge([*THREE, *deliveries], repeats=True)]
 

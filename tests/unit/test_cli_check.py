@@ -36,7 +36,7 @@ def change(store: Path, old: bytes, new: Callable[[bytes], bytes]) -> None:
     (store / "data.mdb").write_bytes(content.replace(old, new(old)))
 
 
-def test_a_sound_store_is_said_to_be_so_and_left_as_it_is(store: Path) -> None:
+def test_reports_a_sound_store_and_does_not_change_it(store: Path) -> None:
     before = (store / "data.mdb").read_bytes()
     [said] = lines(store, code=0)
     assert said.pop("path") == str(store)
@@ -52,13 +52,13 @@ def test_a_sound_store_is_said_to_be_so_and_left_as_it_is(store: Path) -> None:
     assert lines("--path", store, code=0) == lines(store, code=0)
 
 
-def test_it_runs_beside_who_has_the_store_open(store: Path) -> None:
+def test_checks_a_store_that_is_in_use(store: Path) -> None:
     with EmbeddedBroker(store, clock=FixedClock()) as broker:
         assert broker.log.topics()
         assert lines(store, code=0)[0]["sound"]
 
 
-def test_every_damaged_thing_is_named_and_the_exit_code_is_1(store: Path) -> None:
+def test_names_each_damaged_entry_with_exit_code_1(store: Path) -> None:
     change(store, b"q" * 3000, lambda old: b"Q" + old[1:])
     change(store, b'"tenure": 2', lambda _: b'"tenure": 3')
     change(store, b'"retention_bytes": 1073741824', lambda _: b'"retention_bytes": 1073741825')
@@ -81,7 +81,7 @@ def test_pages_that_lmdb_would_not_survive_are_named(store: Path) -> None:
     assert any("page " in str(one["finding"]) for one in findings)
 
 
-def test_what_is_no_store_has_an_exit_code_of_its_own(tmp_path: Path) -> None:
+def test_a_folder_without_a_store_has_another_exit_code(tmp_path: Path) -> None:
     assert lines(tmp_path, code=3) == []
     assert lines("--namesrv", "localhost:1", code=2) == []
 

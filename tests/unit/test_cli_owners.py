@@ -40,7 +40,7 @@ HOST = "ip-10-0-12-34.eu-central-1.compute.internal"
         ({}, []),
     ],
 )
-def test_a_name_is_as_short_as_it_can_be_told(clients: dict[str, str | None], shown: list[str]) -> None:
+def test_the_short_name_of_an_owner_is_unique(clients: dict[str, str | None], shown: list[str]) -> None:
     assert list(short_names(clients).values()) == shown
 
 

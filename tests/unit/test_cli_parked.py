@@ -179,7 +179,7 @@ def test_each_parked_key_is_listed_with_what_its_first_message_says(
     assert [word in line for word, line in zip(("in 60 m", "held", "now"), lines[1:4], strict=True)] == [True] * 3
 
 
-def test_what_the_owner_has_done_meanwhile_is_read_again(
+def test_reads_a_lot_again_that_its_owner_has_changed(
     broker: Broker, owner: Owner, queues: Sequence[MessageQueue], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = queues[0]
@@ -205,7 +205,7 @@ def test_what_the_owner_has_done_meanwhile_is_read_again(
     assert broker.log.bounds([parked_queue("g", first)])[parked_queue("g", first)].min_offset == 5
 
 
-def test_a_message_is_read_once_however_often_somebody_looks(
+def test_each_parked_message_is_read_once(
     broker: Broker, owner: Owner, queues: Sequence[MessageQueue], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = queues[0]
@@ -275,7 +275,7 @@ def test_a_drop_is_asked_for(run: Callable[..., Ran], owner: Owner, queues: Sequ
     assert [owner.sees(queue) for queue in (first, second)] == [{"x": DROPPED, 2: HELD}, {"x": HELD}]
 
 
-def test_what_was_dropped_is_seen_as_such_until_the_owner_looks(
+def test_lists_dropped_messages_until_the_owner_reads_the_order(
     run: Callable[..., Ran], text: Run, owner: Owner, queues: Sequence[MessageQueue]
 ) -> None:
     first = queues[0]

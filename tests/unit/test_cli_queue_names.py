@@ -28,7 +28,7 @@ LONELY = MessageQueue("orders", "broker-b", 2)
         ("orders/2", [*TWO, LONELY], LONELY),
     ],
 )
-def test_a_queue_is_named_in_short_where_that_is_one(text: str, queues: list[MessageQueue], found: MessageQueue) -> None:
+def test_a_queue_has_a_short_name_where_it_is_unique(text: str, queues: list[MessageQueue], found: MessageQueue) -> None:
     assert queue_names.find(text, queues) == found
     if text.startswith("orders/"):
         assert queue_names.find_all(text, queues) == [found]
@@ -59,6 +59,6 @@ def test_a_queue_that_is_not_there_is_refused_with_those_that_are(text: str, que
 
 
 @pytest.mark.parametrize("text", ["", "x", "-1", "a/b/c/1", "1/x", "٣"])
-def test_what_is_no_queue(text: str) -> None:
+def test_refuses_a_text_that_names_no_queue(text: str) -> None:
     with pytest.raises(OptionError, match="Write for example 3, broker-a/3 or orders/broker-a/0"):
         queue_names.find(text, TWO)

@@ -84,7 +84,7 @@ def test_a_queue_whose_companion_is_in_flight_is_not_given_back_at_once() -> Non
     assert made.stop({P[0]: 3}) == Unlock(tuple(token(queue) for queue in Q), ())
 
 
-def test_a_lot_of_which_nothing_was_committed_is_not_read_on_from_the_checkpoint_after_another_owner() -> None:
+def test_reads_a_lot_without_an_offset_from_its_beginning_after_another_owner() -> None:
     start = Checkpoint("owner", dict.fromkeys([*Q, *P], 0), {}, dict.fromkeys([*Q, *P], 1))
     end = Checkpoint("owner", {Q[0]: 4, Q[1]: 0, P[0]: 3, P[1]: 0}, {}, dict.fromkeys([*Q, *P], 1))
     group = dict.fromkeys(Q, 0)

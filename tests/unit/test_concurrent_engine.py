@@ -113,7 +113,7 @@ def told(outcomes: list[Outcome]) -> list[tuple[int, str, int]]:
         ((SUCCESS, -1, 0), 0), ((SUCCESS, -7, 0), 0), ((LATER, ALL, 0), 0), ((LATER, 2, 0), 0), ((None, ALL, 0), 0),
     ],
 )  # fmt: skip
-def test_of_a_batch_the_beginning_up_to_ack_index_is_done_if_the_answer_is_success(answer: Said, done: int) -> None:
+def test_a_success_accepts_the_messages_up_to_ack_index(answer: Said, done: int) -> None:
     made = task(lambda batch: answer, consume_message_batch_max_size=4)
     outcomes = told(made.run(4))
     assert outcomes == [(at, "SUCCESS" if at < done else "PARKED", 1) for at in range(4)]
@@ -124,9 +124,7 @@ def test_of_a_batch_the_beginning_up_to_ack_index_is_done_if_the_answer_is_succe
     ("ack_index", (SUCCESS, None, 0), -1), ("ack_index", (SUCCESS, "3", 0), -1),
     ("delay_level_when_next_consume", (LATER, ALL, None), 0), ("delay_level_when_next_consume", (LATER, ALL, float("nan")), 0),
 ])  # fmt: skip
-def test_what_is_no_number_in_a_context_is_a_warning_and_the_messages_come_again(
-    name: str, answer: Any, counts_as: int
-) -> None:
+def test_warns_of_a_context_value_that_is_not_a_number(name: str, answer: Any, counts_as: int) -> None:
     made = task(lambda batch: answer)
     assert told(made.run(2)) == [(0, "PARKED", 1), (1, "PARKED", 1)]
     assert [one._level for one in made.parked] == [3, 3]
@@ -161,7 +159,7 @@ def test_after_its_retries_a_message_is_a_dead_letter(most: int, retried: int, l
 
 @pytest.mark.holds("own failure")
 @pytest.mark.parametrize(("ack_index", "retries"), [(ALL, 0), (ALL, 1), (0, 0), (-1, 0)])
-def test_a_good_message_is_no_dead_letter_because_of_its_neighbours(ack_index: int, retries: int) -> None:
+def test_makes_no_dead_letter_of_a_message_whose_batch_failed(ack_index: int, retries: int) -> None:
     """Message 1 of a batch always fails. The listener may know that message 0 is done, or that none is."""
 
     def answer(batch: Batch) -> Said:
@@ -183,7 +181,7 @@ def test_a_good_message_is_no_dead_letter_because_of_its_neighbours(ack_index: i
     assert sorted((one.begin, one.status) for one in outcomes) == [(0, "SUCCESS"), (1, "DEAD_LETTER"), (2, "SUCCESS")]
 
 
-def test_what_is_not_due_or_held_is_moved_and_not_consumed() -> None:
+def test_moves_messages_that_are_held_or_not_due() -> None:
     lot = [message(3, "a", due=False), message(4, "a", held=True), Message(5, "a"), message(6, None, attempts=2)]
     made = Task(
         ConcurrentEngine(QUEUE, ConcurrentSettings(), 0.0, LotView(planned=lot, parked_offsets={6})),

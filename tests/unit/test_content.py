@@ -44,7 +44,7 @@ def bodies(values: list[bytes]) -> pa.RecordBatch:
 
 
 @given(st.lists(ROW, max_size=12))
-def test_rows_have_one_hash_exactly_when_a_look_back_takes_them_for_the_same(rows):
+def test_rows_have_equal_hashes_exactly_if_their_digests_are_equal(rows):
     whole = batch(rows)
     hashes = content_hash64(whole).tolist()
     assert len(set(zip(digests(whole), hashes))) == len(set(digests(whole))) == len(set(hashes))

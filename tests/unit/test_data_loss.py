@@ -15,11 +15,11 @@ AT = QueueBounds(10, 30)
 
 
 @pytest.mark.parametrize("position", [10, 11, 30])
-def test_what_is_there_is_read_where_it_is(position: int) -> None:
+def test_keeps_a_position_within_the_bounds(position: int) -> None:
     assert check_position(QUEUE, position, AT, "this query", "") == (position, None)
 
 
-def test_what_aged_out_is_counted_up_to_the_first_message_or_to_the_end_that_was_asked_for() -> None:
+def test_counts_aged_out_messages_up_to_the_first_one_or_the_requested_end() -> None:
     after, loss = check_position(QUEUE, 4, AT, "this query", "")
     assert after == 10
     assert "messages 4 to 9 (6) of queue orders/a/0" in str(loss)

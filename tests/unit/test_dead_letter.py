@@ -78,7 +78,7 @@ def passed(batches: Sequence[pa.RecordBatch]) -> list[str]:
     return [body.decode() for batch in found for body in batch.column("body").to_pylist()]
 
 
-def test_a_task_that_runs_again_puts_nothing_aside_twice_and_adds_what_is_new(world: World) -> None:
+def test_a_repeated_task_stores_only_new_dead_letters(world: World) -> None:
     for bad in ([1, 2], [1, 2], [1, 2, 5]):
         assert passed([world.batch(0, bad)]) == [f"0:{n}" for n in range(6) if n not in bad]
     assert [offset for _, _, offset, _ in world.letters()] == [1, 2, 5]
@@ -101,7 +101,7 @@ def test_the_letter_of_a_row_that_cannot_be_stored_is_the_message_as_it_was_sent
 
 
 @pytest.mark.holds("dead letter by condition")
-def test_an_owner_that_lost_its_queue_stores_nothing_and_lets_nothing_pass(world: World) -> None:
+def test_an_owner_without_its_lock_stores_and_passes_no_row(world: World) -> None:
     stale = world.tokens[0]
     world.broker.groups.unlock([stale])
     locked(world.broker, "g", world.broker.groups.join("them"), QUEUES[:1])

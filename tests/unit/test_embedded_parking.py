@@ -61,7 +61,7 @@ def remembered(broker: EmbeddedBroker) -> list[tuple[str, int, int]]:
 # -- deletion -----------------------------------------------------------------------------------------------------------------
 
 
-def test_messages_of_a_lot_are_deleted_up_to_where_the_groups_offset_was_before(broker: EmbeddedBroker, token: LockToken):
+def test_deletes_messages_of_a_lot_up_to_the_previous_offset_of_the_group(broker: EmbeddedBroker, token: LockToken):
     broker.log.append({QUEUE: rows(range(3 * BIG))})
     for part in range(3):
         broker.groups.park(token, parkings(QUEUE, range(part * BIG, part * BIG + BIG)))
@@ -72,7 +72,7 @@ def test_messages_of_a_lot_are_deleted_up_to_where_the_groups_offset_was_before(
     assert begins == [0, BIG, 2 * BIG, 2 * BIG]
 
 
-def test_what_lies_above_the_groups_offset_is_never_deleted_by_it(broker: EmbeddedBroker, token: LockToken):
+def test_deletes_no_parked_message_above_the_offset_of_the_group(broker: EmbeddedBroker, token: LockToken):
     broker.log.append({QUEUE: rows(range(2 * BIG))})
     for part in range(2):
         broker.groups.park(token, parkings(QUEUE, range(part * BIG, part * BIG + BIG)))
@@ -83,7 +83,7 @@ def test_what_lies_above_the_groups_offset_is_never_deleted_by_it(broker: Embedd
     assert len(bodies(broker, LOT, BIG)) == BIG
 
 
-def test_a_place_is_forgotten_when_the_groups_offset_passes_it(broker: EmbeddedBroker, token: LockToken):
+def test_forgets_a_parked_place_when_the_offset_passes_it(broker: EmbeddedBroker, token: LockToken):
     broker.log.append({QUEUE: rows(range(10))})
     broker.groups.park(token, parkings(QUEUE, range(2, 6)))
     broker.groups.park(token, parkings(LOT, range(1, 3)))

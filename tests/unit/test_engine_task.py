@@ -151,7 +151,7 @@ def never(message: Any) -> Any:
 # -- order per key ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_poisoned_key_is_parked_with_what_follows_it_and_comes_back_in_order_when_it_is_due(rig: Rig) -> None:
+def test_a_failing_key_is_parked_and_returns_in_order_when_it_is_due(rig: Rig) -> None:
     rig.send("bad", "good", "bad", "good")
     assert rig.run(rig.by_key(bad("bad"))) == [
         (1, "SUCCESS", 1, None), (3, "SUCCESS", 1, None), (0, "PARKED", 1, 10), (2, "PARKED", 0, None),
@@ -170,7 +170,7 @@ def test_a_poisoned_key_is_parked_with_what_follows_it_and_comes_back_in_order_w
 
 
 @pytest.mark.holds("waits of a key")
-def test_each_time_a_key_fails_it_waits_longer_until_its_head_is_a_dead_letter_and_it_goes_on(rig: Rig) -> None:
+def test_a_failing_key_waits_longer_each_time_until_its_first_message_is_a_dead_letter(rig: Rig) -> None:
     rig.send("bad", "bad")
     waits: list[list[tuple[Any, ...]]] = []
     for _ in range(4):
@@ -196,7 +196,7 @@ def test_each_time_a_key_fails_it_waits_longer_until_its_head_is_a_dead_letter_a
     )
 
 
-def test_a_message_that_comes_back_is_as_it_was_sent_and_says_how_often_it_was_tried(rig: Rig) -> None:
+def test_a_parked_message_returns_as_it_was_sent_with_its_count_of_attempts(rig: Rig) -> None:
     seen: list[tuple[Any, ...]] = []
 
     def answer(message: Any) -> Any:
@@ -229,7 +229,7 @@ def test_a_key_that_is_not_due_is_moved_behind_as_it_is_when_its_lot_is_planned(
 
 
 @pytest.mark.holds("waits of a key")
-def test_with_hold_a_key_stays_parked_until_somebody_releases_it_and_drop_drops_it(rig: Rig) -> None:
+def test_a_held_key_stays_parked_until_an_order_releases_or_drops_it(rig: Rig) -> None:
     rig.send("a", "a", "b")
     rig.run(rig.by_key(bad("a", "b"), max_reconsume_times=0, on_exhausted="hold"))
     rig.now += 1e6
@@ -242,7 +242,7 @@ def test_with_hold_a_key_stays_parked_until_somebody_releases_it_and_drop_drops_
 
 
 @pytest.mark.holds("repeat knows what was parked")
-def test_a_repeat_honours_what_its_first_attempt_parked_and_parks_nothing_twice(rig: Rig) -> None:
+def test_a_repeat_parks_no_message_twice(rig: Rig) -> None:
     rig.send("a", "b", "a", "c")
     first = rig.run(rig.by_key(bad("a", "b")), commit=False)
     assert first == [(3, "SUCCESS", 1, None), (0, "PARKED", 1, 10), (2, "PARKED", 0, None), (1, "PARKED", 1, 10)]
@@ -256,7 +256,7 @@ def test_a_repeat_honours_what_its_first_attempt_parked_and_parks_nothing_twice(
 
 
 @pytest.mark.holds("repeat knows what was parked")
-def test_a_repeat_of_a_planned_lot_honours_what_was_parked_again(rig: Rig) -> None:
+def test_a_repeat_of_a_planned_lot_parks_no_message_twice(rig: Rig) -> None:
     rig.send("a", "b")
     rig.run(rig.by_key(bad("a", "b")))
     rig.now += 10
@@ -352,7 +352,7 @@ def test_commit_by_hand_belongs_to_order_per_queue(rig: Rig, answer: Any) -> Non
     assert "is only for OrderPerQueue" in row["error"]
 
 
-def test_more_rows_are_asked_for_only_when_the_engine_wants_them(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reads_more_rows_only_when_the_engine_pulls(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("orderedmq.listening.engine.PULL_THRESHOLD", 4)
     rig.send(*["a"] * 12)
     taken: list[int] = []
@@ -372,7 +372,7 @@ def test_more_rows_are_asked_for_only_when_the_engine_wants_them(rig: Rig, monke
 
 
 @pytest.mark.parametrize("order", [OrderPerQueue(2, 10), OrderPerKey(2, 10), ConcurrentSettings(2)])
-def test_what_a_listener_does_to_its_list_and_messages_changes_nothing_of_the_task(rig: Rig, order: Any) -> None:
+def test_a_listener_cannot_change_the_messages_of_its_task(rig: Rig, order: Any) -> None:
     def listen(messages: list[Any], context: Any) -> Any:
         rig.heard.append([one.queue_offset for one in messages])
         with pytest.raises(AttributeError):
@@ -522,7 +522,7 @@ def test_an_error_of_the_broker_ends_the_task_at_once_and_no_call_starts(rig: Ri
     assert sorted(gate.begun) == ["a", "b"]
 
 
-def test_a_process_that_is_told_to_end_does_not_wait_for_its_threads(rig: Rig, tmp_path: Path) -> None:
+def test_a_terminated_process_does_not_wait_for_its_threads(rig: Rig, tmp_path: Path) -> None:
     begun = tmp_path / "begun"
 
     def listen(messages: Sequence[Any], context: Any) -> Any:
@@ -572,9 +572,7 @@ def connection() -> type[Connection]:
 
 
 @pytest.mark.parametrize("concurrency", [1, 3])
-def test_of_a_class_each_thread_makes_one_object_and_keeps_it_for_later_tasks(
-    rig: Rig, connection: type[Connection], concurrency: int
-) -> None:
+def test_each_thread_makes_one_object_of_a_class(rig: Rig, connection: type[Connection], concurrency: int) -> None:
     for _ in range(4):
         rig.send(*"abcdefghij")
         rig.run(Consumer(connection, OrderPerKey(concurrency=concurrency)))
@@ -597,7 +595,7 @@ def test_a_class_that_a_program_defines_is_the_same_in_every_task_of_a_worker() 
 # -- refusals --------------------------------------------------------------------------------------------------------------------
 
 
-def test_rows_without_a_parking_lot_are_refused_by_name_and_the_reverse(rig: Rig) -> None:
+def test_refuses_rows_that_do_not_fit_the_kind_of_listener(rig: Rig) -> None:
     rig.send("a")
     for kind in (rig.by_key(never), rig.concurrently(rig.listener(never))):
         with pytest.raises(OptionError, match=r"UNSUPPORTED.*without a parking lot.*parkingLot=true"):
@@ -622,9 +620,7 @@ def test_rows_of_the_lot_behind_others_are_refused(rig: Rig) -> None:
         list(engine_task.consume(batches[::-1], rig.by_key(bad()), lambda: rig.now))
 
 
-def test_what_a_former_task_has_read_of_a_lot_is_continued_and_another_locks_reading_is_not(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_continues_the_lot_of_a_former_task_of_the_same_lock(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[int] = []
     read = pulls.read_lot
 
@@ -648,7 +644,7 @@ def test_what_a_former_task_has_read_of_a_lot_is_continued_and_another_locks_rea
 # -- no order ---------------------------------------------------------------------------------------------------------------------
 
 
-def test_what_fails_without_order_is_parked_alone_and_others_of_its_key_go_on(rig: Rig) -> None:
+def test_no_order_parks_only_the_failed_message_of_a_key(rig: Rig) -> None:
     def listen(messages: Sequence[Any], context: ConsumeConcurrentlyContext) -> Any:
         return LATER if messages[0].queue_offset == 0 else DONE
 

@@ -59,7 +59,7 @@ def group(*queues: GroupQueue, **more: object) -> GroupNow:
 # -- samples ----------------------------------------------------------------------------------------------------------------------
 
 
-def test_a_look_says_how_far_each_queue_is_behind_and_until_when_its_messages_are_kept() -> None:
+def test_samples_have_the_lag_and_the_retention_horizon_of_each_queue() -> None:
     look = BrokerNow(
         NOW,
         [group(state(A, 4, 0, 10), state(B, 7, 0, 7), state(C, 2, 5, 9), committed={A: NOW - 30, B: NOW - 900, C: NOW})],
@@ -206,7 +206,7 @@ def test_page_and_exporter_serve_what_the_broker_has(shop: Shop) -> None:
         assert list(found["orderedmq_group_handovers_total"]) == [(GROUP,)], "the group of the replays must not be shown"
 
 
-def test_a_broker_that_goes_away_and_comes_back_is_said_and_ends_nothing(shop: Shop) -> None:
+def test_reports_a_broker_that_disappears_and_returns(shop: Shop) -> None:
     told: list[str] = []
     with exporting(shop.store, told) as site:
         assert up(site) == 1

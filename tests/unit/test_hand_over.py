@@ -32,7 +32,7 @@ def planned(owner: Owner, **ends: int) -> Checkpoint:
     return owner.plan({queue: backlog[queue].messages for queue in found}, {})
 
 
-def test_a_boundary_asks_for_what_the_strategy_gives_and_takes_what_it_gets():
+def test_locks_the_queues_of_the_strategy_at_a_boundary():
     owner = member()
     assert owner.boundary(Checkpoint(), QUEUES, TWO) == [Lock((Q0, Q1), all_or_none=False)]
     owner.locked([token(Q1)])
@@ -50,7 +50,7 @@ def test_a_queue_that_is_given_up_is_committed_then_unlocked_and_left_out_of_the
     owner._check()
 
 
-def test_an_available_now_run_gives_up_and_takes_no_more():
+def test_an_available_now_run_only_gives_queues_back():
     owner = member(Q0, Q1, Q2)
     owner.taking = False
     assert owner.boundary(Checkpoint(), QUEUES, ALONE) == []

@@ -66,7 +66,7 @@ def test_any_values_in_any_form(seed: int) -> None:
         ([b'{"a":' * 100_000], 0, "nested too deeply|not JSON"),
     ],
 )
-def test_what_is_no_object_is_named(objects: list[bytes], row: int, why: str) -> None:
+def test_refuses_text_that_is_not_a_json_object(objects: list[bytes], row: int, why: str) -> None:
     with pytest.raises(BadJson, match=why) as found:
         values(pa.array(objects, pa.binary()), "a")
     assert found.value.row == row

@@ -56,7 +56,7 @@ def test_hooks_are_called_before_and_after_the_listener(status: ConsumeOrderlySt
     assert log == [("before", ["m"], QUEUE), (["m"], QUEUE), ("after", ["m"], QUEUE, status, None)]
 
 
-def test_what_a_listener_raises_or_returns_by_mistake_is_its_error() -> None:
+def test_an_exception_or_a_wrong_result_of_a_listener_is_its_error() -> None:
     log: list[Any] = []
 
     def raises(messages: Any, context: Any) -> None:

@@ -72,7 +72,7 @@ def test_a_free_queue_is_granted_and_its_tenure_begins_with_the_epoch():
     assert lock.renewed == at(5.0)
 
 
-def test_another_client_is_refused_and_told_who_holds_it_for_how_long():
+def test_a_refusal_names_the_holder_and_the_remaining_time():
     lock = granted()
     assert ask(lock, B1, 20.0, 2) is None
     told = rules.refusal(lock, Q, at(20.0), True)
@@ -95,7 +95,7 @@ def test_a_lock_is_held_at_sixty_seconds_and_taken_over_after():
     assert taken.owner == "b"
 
 
-def test_a_lock_of_an_earlier_boot_is_expired_whatever_its_clock_says():
+def test_a_lock_of_an_earlier_boot_is_expired_at_any_time():
     lock = granted(seconds=1000.0)
     for seconds in (0.0, 999.0, 1000.0, 1001.0):
         taken = ask(lock, B1, seconds, 2, unasked, boot="next boot")
@@ -115,7 +115,7 @@ def test_renew_does_not_bring_a_lingering_lock_back_to_life():
     assert rules.renew(lock, token_of(lock), at(2.0)) is None
 
 
-def test_the_fence_lets_the_last_holder_through_until_somebody_is_granted_the_queue():
+def test_the_fence_accepts_the_last_holder_until_the_next_grant():
     lock = granted()
     token = token_of(lock)
     assert rules.is_current(lock, token)

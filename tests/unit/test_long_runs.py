@@ -106,7 +106,7 @@ def test_the_driver_forgets_parked_messages_when_they_leave_the_lot(tmp_path: Pa
     assert abs(empty_again - empty) < count / 4
 
 
-def test_of_the_letters_of_a_dead_letter_topic_the_last_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remembers_the_last_letters_of_a_dead_letter_topic(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker remembers only as many keys as it searches for repeats. Otherwise its memory would grow with each letter."""
     monkeypatch.setattr(dead_letters, "LOOK_BACK", 64)
     target = MessageQueue(DEAD_LETTER_PREFIX + "g", "broker-a", 0)

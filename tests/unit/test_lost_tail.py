@@ -94,7 +94,7 @@ def test_a_reader_gets_an_error_at_an_end_that_is_gone(reader: Callable[[Any], o
         reader(log)
 
 
-def test_what_is_there_is_shown_where_no_more_was_asked_for(log: Any) -> None:
+def test_shows_all_requested_messages_of_a_shortened_queue(log: Any) -> None:
     assert [part.num_rows for part in look(log, 10)] == [10]
 
 
@@ -115,7 +115,7 @@ class Holed(Shortened):
 
 
 @pytest.mark.parametrize("accept", [False, True], ids=["fails", "accepted"])
-def test_a_task_goes_on_behind_a_hole_that_the_bounds_do_not_tell_of(
+def test_a_task_continues_behind_a_hole_within_the_bounds(
     accept: bool, broker: Broker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Damaged:

@@ -41,7 +41,7 @@ def lot_of(*parts: pa.RecordBatch, begin: int = 0) -> tuple[Lot, pa.RecordBatch]
     return lot, rows
 
 
-def test_a_message_that_lies_twice_comes_in_its_first_place_and_is_parked_again_from_its_last() -> None:
+def test_of_two_copies_the_first_gives_the_position_and_the_last_the_place() -> None:
     first = parked("a", (0, 1000, "Q:0"), (1, AT_ONCE, "Q:1"), (2, AT_ONCE, "Q:2"))
     moved = parked("a", (0, 5000, "P:10"), (1, AT_ONCE, "P:11"))
     again = parked("a", (0, 7000, "P:13"))
@@ -53,7 +53,7 @@ def test_a_message_that_lies_twice_comes_in_its_first_place_and_is_parked_again_
 
 
 @pytest.mark.parametrize("action", ["retry", "hold", "drop"])
-def test_an_order_concerns_what_a_task_was_moving_when_it_was_given_and_nothing_newer(action: CommandAction) -> None:
+def test_an_order_includes_messages_that_a_task_was_moving(action: CommandAction) -> None:
     # A batch had read the lot up to 10. Then the order was stored at 10. After that, the batch moved the key's messages to the end.
     moved = parked("a", (0, 5000, "P:8"), (1, AT_ONCE, "P:9"), (2, AT_ONCE, "Q:2"))
     lot, rows = lot_of(command_rows([Command(action, "a")]), moved, begin=10)
@@ -61,7 +61,7 @@ def test_an_order_concerns_what_a_task_was_moving_when_it_was_given_and_nothing_
     assert due == [DUE[action], DROPPED if action == "drop" else AT_ONCE, AT_ONCE]
 
 
-def test_a_hold_after_a_drop_holds_what_came_since() -> None:
+def test_a_hold_after_a_drop_holds_only_newer_messages() -> None:
     key = "a"
     parts = (parked(key, (0, 5000, "Q:0")), command_rows([Command("drop", key)]), parked(key, (1, 6000, "Q:1")))
     lot, rows = lot_of(*parts)
@@ -71,7 +71,7 @@ def test_a_hold_after_a_drop_holds_what_came_since() -> None:
     assert [ticket.due for _, ticket in restore(rows, QUEUE, lot)[1]] == [DROPPED, HELD]
 
 
-def test_the_first_of_a_key_that_is_not_dropped_is_due_when_what_was_its_first_was() -> None:
+def test_the_first_message_of_a_key_keeps_the_due_time_after_a_drop() -> None:
     drop = command_rows([Command("drop", "a")])
     lot, rows = lot_of(parked("a", (1, 5000, "Q:1")), drop, parked("a", (13, 6000, "Q:13"), (7, AT_ONCE, "Q:7")))
     assert (lot.keys["a"].due, lot.keys["a"].begin) == (6000, 3)

@@ -38,13 +38,13 @@ def test_a_member_is_expired_once_its_heartbeat_is_older_than_its_life(seconds: 
 # -- subscriptions ---------------------------------------------------------------------------------------------------------------
 
 
-def test_the_first_member_agrees_with_itself_and_who_is_none_is_not_judged():
+def test_agrees_without_another_member_and_ignores_a_client_that_is_none():
     refuse("g", client("a@1"), [member("a@1")])
     refuse("g", client("b@1"), [member("a@1")])
     refuse("g", client("b@1"), [])
 
 
-def test_the_earlier_member_wins_and_the_later_is_told_who_that_is_and_all_that_differs():
+def test_refuses_the_later_of_two_members_and_names_the_differences():
     other = Subscription("shared", "invoices", "averagely by circle", "red")
     members = [member("b@1", 2, other), member("a@1", 1)]
     refuse("billing", client("a@1"), members)
@@ -83,7 +83,7 @@ def test_exclusive_and_shared_members_do_not_mix_in_either_order(first: Subscrip
         refuse("g", client("b@1"), members)
 
 
-def test_two_exclusive_ones_agree_whatever_they_read_their_locks_decide():
+def test_two_exclusive_members_agree_on_any_topics():
     refuse("g", client("b@1"), [member("a@1", 1, EXCLUSIVE), member("b@1", 2, Subscription("exclusive", "invoices"))])
 
 

@@ -112,7 +112,7 @@ GOOD = replace(offset({0: 5}), topics={"orders": "X"}).to_spark()
         {**GOOD, "topics": {"orders": 1}},
     ],
 )
-def test_what_this_source_did_not_write_is_refused(value):
+def test_refuses_an_offset_that_the_source_did_not_write(value):
     with pytest.raises(OffsetError) as caught:
         Checkpoint.from_spark(value)
     assert caught.value.sub == "INVALID"
@@ -156,7 +156,7 @@ LIMITS = st.integers(1, 10**13) | st.integers(1, 30)
 
 
 @given(BACKLOGS, LIMITS, st.integers(0, 100))
-def test_what_is_admitted_adds_up_to_the_limit_or_to_all_there_is(backlog, limit, turn):
+def test_admits_messages_up_to_the_limit_or_all_of_them(backlog, limit, turn):
     shares = admit(backlog, limit, turn)
     assert sum(shares.values()) == min(limit, sum(backlog.values()))
     assert all(0 < n <= backlog[queue] for queue, n in shares.items())

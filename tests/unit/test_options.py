@@ -361,7 +361,7 @@ def test_good_offsets_keep_their_queues_and_special_numbers() -> None:
 
 @pytest.mark.parametrize("name", ["location", "user", "header", "bootstrap.servers", "timestamp_ntz", "x" * 40])
 @pytest.mark.parametrize("role", [SourceOptions, SinkOptions])
-def test_nothing_is_proposed_that_does_not_resemble_what_was_typed(role: type[BrokerOptions], name: str) -> None:
+def test_proposes_no_name_that_differs_too_much(role: type[BrokerOptions], name: str) -> None:
     with pytest.raises(OptionError, match="Its options are") as caught:
         parse(role, {**BATCH, name: "1"})
     assert "Did you mean" not in str(caught.value)
@@ -387,7 +387,7 @@ def test_a_tables_own_properties_are_passed_over() -> None:
     assert parse(SinkOptions, sink, streaming=None).key_column == "id"
 
 
-def test_a_tables_misspelt_option_is_refused_all_the_same() -> None:
+def test_refuses_a_misspelt_option_of_a_table() -> None:
     with pytest.raises(OptionError, match="'topics' is unknown.*Did you mean topic") as caught:
         parse(SourceOptions, {**TABLE, "topics": "a", "option.topics": "a"}, streaming=None)
     assert caught.value.sub == "UNKNOWN"

@@ -34,7 +34,7 @@ def logged(next_: Mapping[MessageQueue, int], gen: Mapping[MessageQueue, int]) -
     return Checkpoint("me", next_, {}, gen, {})
 
 
-def test_a_queue_that_nobody_knows_is_entered_at_its_beginning_and_the_group_learns_it():
+def test_enters_a_new_queue_at_its_beginning_and_commits_that_offset():
     owner = owner_of(token(Q0))
     assert owner.unplaced().queues == (Q0,)
     commit, behind, left = owner.enter(Checkpoint(), {}, {Q0: 7})
@@ -55,13 +55,13 @@ def test_after_a_reset_the_next_offset_records_the_new_tenure_also_of_a_companio
     owner._check()
 
 
-def test_a_checkpoint_behind_the_group_is_followed_in_an_unbroken_tenure_and_said():
+def test_follows_and_reports_a_checkpoint_behind_the_group_in_an_unbroken_tenure():
     owner = owner_of(token(Q0, 4, 2))
     assert owner.enter(logged({Q0: 3}, {Q0: 2}), {Q0: 5}, {}) == (None, [Behind(Q0, 3, 5)], {})
     assert owner.backlog({Q0: 9}) == {Q0: OffsetRange(3, 9)}
 
 
-def test_a_plan_that_spark_did_not_run_is_not_taken_for_an_earlier_one_with_the_same_end():
+def test_does_not_take_an_unused_plan_for_an_earlier_one_with_the_same_end():
     owner = owner_of(token(Q0, 4, 4))
     start = logged({Q0: 5}, {Q0: 2})
     owner.enter(start, {Q0: 3}, {})
@@ -71,7 +71,7 @@ def test_a_plan_that_spark_did_not_run_is_not_taken_for_an_earlier_one_with_the_
     assert owner.backlog({Q0: 5}) == {Q0: OffsetRange(3, 5)}
 
 
-def test_a_replay_of_a_batch_that_only_changed_keys_reads_nothing_and_goes_on():
+def test_a_replay_of_an_empty_batch_continues_at_its_end():
     owner = owner_of(token(Q0, 7, 1))
     end = logged({Q0: 5}, {Q0: 1})
     owner.replay(end, end, {Q0: 5})
@@ -119,7 +119,7 @@ def test_without_lineage_a_queue_that_was_reset_since_the_checkpoint_follows_the
     assert owner.in_flight() == ({Q0: OffsetRange(2, 5)} if position == 5 else {})
 
 
-def test_without_lineage_an_exclusive_query_repeats_its_batch_unless_another_has_done_all_of_it() -> None:
+def test_without_lineage_an_exclusive_query_repeats_its_batch_unless_all_of_it_was_processed() -> None:
     start, end = logged({Q0: 2}, {Q0: 4}), logged({Q0: 5}, {Q0: 4})
     whole = {Q0: OffsetRange(2, 5)}
     for at_group, exclusive, shared in (
@@ -187,7 +187,7 @@ def test_a_checkpoint_of_a_group_is_followed_without_one() -> None:
     assert owner.plan({}, {}) == logged({Q0: 5}, {})
 
 
-def test_a_shared_query_repeats_no_batch_without_what_a_former_run_of_it_holds() -> None:
+def test_a_shared_query_repeats_no_batch_without_the_queues_of_its_former_run() -> None:
     mine = Refusal(Q0, "me", "me@former", True, False, 40.0)
     others = Refusal(Q1, "other", "other@1", True, False, 40.0)
     for asked, lineage, missed in (
@@ -212,7 +212,7 @@ def test_stop_keeps_the_locks_of_what_is_in_flight_unless_it_was_published():
         assert (unlock.idle, unlock.in_flight) == (idle, busy)
 
 
-def test_without_a_group_there_is_nothing_to_commit_or_to_give_back():
+def test_commits_and_unlocks_nothing_without_a_group():
     owner = Owner("me")
     owner.assume(QUEUES)
     assert owner.enter(logged({Q0: 3}, {}), {}, {Q1: 1}) == (None, [], {})

@@ -106,7 +106,7 @@ def put(*tickets: Ticket, source: MessageQueue = QUEUE) -> list[Parking]:
     return [Parking(source, one.offset, one) for one in tickets]
 
 
-def test_a_message_comes_back_as_it_was_sent_however_often_it_was_parked() -> None:
+def test_restores_a_message_as_it_was_sent_after_any_number_of_parkings() -> None:
     parked = to_park(sent("a", None), put(Ticket(0, 2, 1, 1000, "no"), Ticket(1, 0, 0, AT_ONCE)))
     again = lying(parked, begin=40)
     columns = {"message_id": ["other"] * 2, "born_timestamp": [None] * 2, "store_timestamp": [None] * 2}
@@ -182,7 +182,7 @@ def test_of_two_copies_the_first_counts() -> None:
     ("action", "due", "now_due"),
     [("retry", [AT_ONCE, AT_ONCE], AT_ONCE), ("hold", [HELD, AT_ONCE], HELD), ("drop", [DROPPED, DROPPED], AT_ONCE)],
 )
-def test_an_order_concerns_what_lies_before_it_and_is_carried_out_at_once(action: str, due: list[int], now_due: int) -> None:
+def test_an_order_changes_the_messages_before_it(action: str, due: list[int], now_due: int) -> None:
     parked = to_park(sent("a", "b", "a"), put(Ticket(0, 1, 1, 5000), Ticket(1, 1, 1, 5000), Ticket(2, 0, 0, AT_ONCE)))
     later = to_park(sent("a"), put(Ticket(7, 0, 0, AT_ONCE)))
     rows = lying(parked, command_rows([Command(action, "a"), Command("retry", "gone")]), later)  # type: ignore[arg-type]

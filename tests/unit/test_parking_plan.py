@@ -153,7 +153,7 @@ def test_an_idle_query_looks_again_when_a_key_is_due_and_not_before(
         assert run.batch() == ((1, 1), (0, 1))
 
 
-def test_what_a_dead_owner_parked_of_a_range_waits_until_the_range_was_processed_again(broker: Broker) -> None:
+def test_parked_messages_of_a_dead_owner_wait_until_their_range_is_repeated(broker: Broker) -> None:
     produce(broker, *"aabbcc")
     run = Run(broker)
     with stopped(run.reader):
@@ -293,7 +293,7 @@ def test_the_progress_of_a_query_with_a_parking_lot_says_what_is_parked(broker: 
 
 
 @pytest.mark.parametrize("accepted", ["false", "true"])
-def test_a_lot_that_is_deleted_beside_a_running_query_ends_it_and_the_next_run_has_a_new_lot(
+def test_the_deletion_of_a_lot_ends_its_query_and_the_next_run_has_a_new_lot(
     broker: Broker, monkeypatch: pytest.MonkeyPatch, accepted: str
 ) -> None:
     """RocketMQ's own tools can delete the lot."""
@@ -367,7 +367,7 @@ def test_lots_of_a_topic_that_was_created_anew_begin_anew(broker: Broker) -> Non
         parks_and_gets_it_back(broker, run, 0)
 
 
-def test_a_query_without_parking_lots_is_refused_a_queue_of_which_something_was_parked_while_it_waited(broker: Broker) -> None:
+def test_refuses_a_query_without_parking_lots_if_a_message_was_parked_while_it_waited(broker: Broker) -> None:
     """When the waiting query began, nothing was parked. Then the owner of the queue parked a message, and stopped."""
     owner = Run(broker)
     plain = {name: value for name, value in options(broker).items() if name != "parkingLot"}

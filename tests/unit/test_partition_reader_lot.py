@@ -75,7 +75,7 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
     made.broker.close()
 
 
-def test_parked_messages_come_first_as_they_were_sent_and_each_says_where_it_lies(rig: Rig) -> None:
+def test_parked_messages_come_first_with_their_tickets(rig: Rig) -> None:
     found = rig.read(
         rig.part(4, 6, (1, 3)), "queue_offset", "lock_token", "ticket", "body", "topic", "reconsume_times", "properties"
     )

@@ -66,6 +66,6 @@ def test_a_broker_gets_a_port_with_all_its_neighbours(monkeypatch: pytest.Monkey
     assert probe.find_free_port(-2, 0, 1) == PORTS.start
 
 
-def test_where_nothing_can_be_reserved_a_port_is_chosen_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chooses_a_port_without_a_folder_for_reservations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path / "missing"))
     assert probe.find_free_port() in PORTS

@@ -103,7 +103,7 @@ def test_options_come_before_the_profile_and_the_profile_before_the_environment(
         ),
     ],
 )
-def test_what_cannot_be_meant_is_refused(shell: Shell, says: str) -> None:
+def test_refuses_contradictory_options_of_the_command(shell: Shell, says: str) -> None:
     with pytest.raises(OptionError) as caught:
         shell.endpoint  # noqa: B018
     assert re.search(says, caught.value.message)

@@ -164,7 +164,7 @@ def test_messages_out_of_order_are_refused() -> None:
         engine.add([message(5)])
 
 
-def test_fetching_ahead_stops_at_1000_messages_and_a_pull_is_asked_for_all_the_same() -> None:
+def test_fetching_ahead_stops_at_1000_messages() -> None:
     task = Task(batch=1024)
     task.to(Pull)
     task.put(range(999))
@@ -205,7 +205,7 @@ TABLE = [
 
 
 @pytest.mark.parametrize(("auto", "status", "left", "follows", "again", "outcomes"), TABLE)
-def test_an_answer_does_what_the_table_says(
+def test_each_answer_has_its_action_and_outcomes(
     auto: bool,
     status: ConsumeOrderlyStatus | None,
     left: bool,
@@ -240,7 +240,7 @@ def test_commit_and_rollback_with_auto_commit_count_as_success_with_one_warning(
     assert str(QUEUE) in warning
 
 
-def test_rollback_puts_everything_taken_back_and_suspends_and_is_no_retry() -> None:
+def test_a_rollback_returns_all_uncommitted_messages_without_counting_a_retry() -> None:
     task = Task(range(3), max_reconsume_times=0)
     task.answer(auto=False, takes=1.0)
     task.answer(ROLLBACK, auto=False, suspend=250)
@@ -317,7 +317,7 @@ def test_ack_index_accepts_the_messages_up_to_it_and_names_the_one_that_failed(
     assert sorted(row[0] for row in task.rows()) == list(range(6))
 
 
-def test_a_write_that_is_refused_for_good_or_for_a_minute_ends_the_task() -> None:
+def test_a_write_that_fails_permanently_or_for_a_minute_ends_the_task() -> None:
     permanent = MessageError(MessageCondition.TOO_LARGE, "the body is too large")
     for error, patience in ((permanent, 0.0), (FULL, REFUSED_PATIENCE)):
         task = Task([0], max_reconsume_times=0)
@@ -332,7 +332,7 @@ def test_a_write_that_is_refused_for_good_or_for_a_minute_ends_the_task() -> Non
         assert patience <= task.now - began <= patience + 1
 
 
-def test_a_dead_letter_write_that_fails_is_tried_again_without_a_call_and_nothing_overtakes_it() -> None:
+def test_retries_a_failed_write_of_a_dead_letter_before_the_next_message() -> None:
     task = Task(range(2), max_reconsume_times=0, suspend_current_queue_time_millis=500)
     task.answer(None, error="boom")
     for _ in range(3):

@@ -71,9 +71,7 @@ def test_it_renews_exactly_what_is_to_be_kept_and_beats(renewal: Renewal, groups
 
 
 @pytest.mark.parametrize("beat_fails", [False, True])
-def test_what_is_lost_is_known_also_when_the_heartbeat_behind_it_fails(
-    renewal: Renewal, groups: Groups, beat_fails: bool
-) -> None:
+def test_reports_a_lost_lock_although_the_heartbeat_fails(renewal: Renewal, groups: Groups, beat_fails: bool) -> None:
     groups.beat_fails = beat_fails
     groups.gone = {FIRST}
     until(lambda: renewal.lost == (FIRST,), "the loss is known", 10.0)
@@ -90,7 +88,7 @@ def test_after_a_failure_the_next_try_does_not_wait_for_its_time(groups: Any, mo
     made.stop()
 
 
-def test_a_client_that_is_cut_off_says_soon_that_it_is_there(groups: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sends_a_heartbeat_soon_after_a_client_was_cut_off(groups: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ordered_source.renewal.RENEWAL_RETRY", 0.02)
     monkeypatch.setattr("ordered_source.renewal.LOOK", 0.01)
     cut_off = threading.Event()

@@ -71,7 +71,7 @@ def stored(rig: Rig) -> list[int | None]:
 
 
 @pytest.mark.holds("final dead letter")
-def test_a_listener_of_a_queue_does_not_get_what_a_killed_attempt_gave_up_and_the_queue_goes_on(rig: Rig) -> None:
+def test_order_per_queue_skips_the_dead_letters_of_a_killed_attempt(rig: Rig) -> None:
     rig.send(*"aaaa")
     with pytest.raises(Killed):
         queue(rig, rig.listener(dies(3, bad=[1, 2])))
@@ -94,7 +94,7 @@ def test_a_listener_of_a_queue_does_not_get_what_a_killed_attempt_gave_up_and_th
     (range(14), []),
 ])  # fmt: skip
 @pytest.mark.parametrize("size", [1, 3, 1000])
-def test_of_a_batch_whose_letters_are_stored_in_part_the_listener_gets_the_rest(
+def test_gives_the_messages_without_stored_letters_to_the_listener(
     rig: Rig, given_up: Sequence[int], heard: list[list[int]], size: int
 ) -> None:
     """Over RocketMQ an attempt can be killed between two letters of a batch. ``size``: the number of rows in an Arrow batch."""
@@ -136,7 +136,7 @@ def test_a_write_of_letters_that_failed_is_repeated_until_they_are_there_once(
 
 
 @pytest.mark.holds("final dead letter")
-def test_a_listener_of_a_key_does_not_get_what_a_killed_attempt_gave_up_and_the_key_goes_on(rig: Rig) -> None:
+def test_order_per_key_skips_the_dead_letters_of_a_killed_attempt(rig: Rig) -> None:
     rig.send("a", "a", "b", "a")
     with pytest.raises(Killed):
         rig.run(rig.by_key(dies(3, bad=[0, 1]), max_reconsume_times=0))
@@ -148,7 +148,7 @@ def test_a_listener_of_a_key_does_not_get_what_a_killed_attempt_gave_up_and_the_
     assert (sorted(rig.heard), stored(rig), rig.lying()) == ([[2], [3]], [0, 1], {})
 
 
-def test_what_was_parked_before_and_then_given_up_by_a_killed_attempt_leaves_its_lot(rig: Rig) -> None:
+def test_a_dead_letter_of_a_killed_attempt_leaves_its_lot(rig: Rig) -> None:
     """The dead letter replaces the parked message. Messages that the killed attempt parked later stay parked, and newer ones follow them."""
     rig.send("a", "a", "b", "b")
     rig.run(rig.by_key(lambda message: SUSPEND))
@@ -170,7 +170,7 @@ def test_what_was_parked_before_and_then_given_up_by_a_killed_attempt_leaves_its
 
 
 @pytest.mark.holds("final dead letter")
-def test_without_order_a_listener_does_not_get_what_a_killed_attempt_gave_up(rig: Rig) -> None:
+def test_no_order_skips_the_dead_letters_of_a_killed_attempt(rig: Rig) -> None:
     rig.send("a", "a", "b")
     with pytest.raises(Killed):
         rig.run(
@@ -188,7 +188,7 @@ def test_without_order_a_listener_does_not_get_what_a_killed_attempt_gave_up(rig
 
 
 @pytest.mark.holds("final dead letter")
-def test_a_row_that_a_killed_attempt_put_aside_does_not_pass_though_it_meets_the_condition_no_more(rig: Rig) -> None:
+def test_a_dead_letter_of_a_killed_attempt_does_not_pass(rig: Rig) -> None:
     rig.send(*"abcd")
 
     def passed(bad: Collection[int]) -> list[int]:

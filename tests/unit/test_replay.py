@@ -328,7 +328,7 @@ def two(broker: Broker) -> Two:
     return Two(broker)
 
 
-def test_a_copy_gives_a_new_group_the_offsets_of_one_that_is_at_work(run: Run, two: Two) -> None:
+def test_copies_the_offsets_of_a_running_group_to_a_new_one(run: Run, two: Two) -> None:
     planned = run("group", "copy", "live", "canary", "--dry-run")
     assert [(row["group"], row["topic"], row["queue_id"], row["old"], row["new"], row["dry_run"]) for row in planned] == [
         ("canary", "a", 0, None, 3, True),
@@ -345,7 +345,7 @@ def test_a_copy_gives_a_new_group_the_offsets_of_one_that_is_at_work(run: Run, t
     assert two.broker.groups.stale(two.tokens) == [], "the query of the first group must keep its locks"
 
 
-def test_parked_messages_of_either_group_are_not_forgotten_without_a_word(run: Run, two: Two) -> None:
+def test_refuses_a_copy_that_would_forget_parked_messages(run: Run, two: Two) -> None:
     """Parked messages of live are not copied. Those of canary are kept or dropped, as by a seek. The user must decide first."""
     assert two.broker.groups.park(two.tokens[0], [Parking(two.queues[0], 4, Ticket(4, 1, 1, 9, "no"))])
     for more in ([], ["--dry-run"]):

@@ -124,7 +124,7 @@ def happen(store: Store, token: LockToken, steps: tuple[str, ...]) -> None:
     "group", [S - 3, S, S + 4, E, E + 5, None], ids=["below", "at", "inside", "published", "after", "deleted"]
 )
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_restart_repeats_goes_on_or_leaves_the_queue_to_others(
+def test_a_restart_repeats_the_batch_continues_or_follows_the_group(
     case: Case, group: int | None, entered: bool, shared: bool
 ) -> None:
     store = Store()
@@ -162,7 +162,7 @@ def test_a_restart_repeats_goes_on_or_leaves_the_queue_to_others(
 @pytest.mark.parametrize("moved_to", [None, S, E - 1, E, E + 7])
 @pytest.mark.parametrize("group", [S, E, E + 5, None], ids=["at", "published", "after", "deleted"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_restart_in_another_group_does_as_in_the_former_one_unless_the_group_is_further(
+def test_a_restart_in_another_group_follows_the_former_one_unless_the_group_is_further(
     case: Case, group: int | None, moved_to: int | None
 ) -> None:
     store = Store()

@@ -104,9 +104,7 @@ def test_a_task_does_not_register_in_a_store_that_is_gone(tmp_path: Path) -> Non
         pytest.param(False, Instant("boot", FORGOTTEN + 1), False, True, id="wall clock set"),
     ],
 )
-def test_what_a_run_noted_is_removed_when_the_run_has_ended(
-    tmp_path: Path, group: bool, now: Instant, alive: bool, kept: bool
-) -> None:
+def test_removes_the_registrations_of_an_ended_run(tmp_path: Path, group: bool, now: Instant, alive: bool, kept: bool) -> None:
     note(tmp_path, "query", 7, group=group)
     [file] = (tmp_path / runs.FOLDER).glob("*/*/*/*")
     os.utime(file, (1, 1))

@@ -89,7 +89,7 @@ def test_a_header_says_what_was_written_and_a_changed_one_says_nothing(header: H
     [(b"", True), (bytes(600), True), (HEADER.pack()[:300], True), (HEADER.pack()[:9] + bytes(90), True), (HEADER.pack(), False),
      (b"somebody's", False), (HEADER.pack()[:100] + b"x" * 500, True)],
 )  # fmt: skip
-def test_what_a_loss_of_power_leaves_of_a_header_is_known(content: bytes, begun: bool) -> None:
+def test_recognises_a_header_after_a_loss_of_power(content: bytes, begun: bool) -> None:
     assert was_begun(content) is begun
 
 
@@ -143,7 +143,7 @@ def test_who_may_still_publish_a_segment(header: Header, latest: int | None, may
     assert can_be_published(header, Instant("boot", 1000.0), latest) is may
 
 
-def test_what_a_living_task_writes_stays_and_what_a_dead_one_wrote_goes(broker: EmbeddedBroker, clock: FakeClock) -> None:
+def test_keeps_segments_of_living_tasks_and_deletes_those_of_dead_ones(broker: EmbeddedBroker, clock: FakeClock) -> None:
     staging = broker.outbox.open(SinkBatch("s", 0), 0)
     for _ in range(3):
         staging.add(Q0, rows(["s" * 1_500_000]))
@@ -160,7 +160,7 @@ def test_what_a_living_task_writes_stays_and_what_a_dead_one_wrote_goes(broker: 
 
 
 @pytest.mark.holds("no leftovers")
-def test_of_a_batch_that_is_killed_again_and_again_the_last_two_runs_stay(broker: EmbeddedBroker, clock: FakeClock) -> None:
+def test_keeps_the_last_two_runs_of_a_batch(broker: EmbeddedBroker, clock: FakeClock) -> None:
     other = staged(broker, SinkBatch("s", 1, job="job 0"))
     late = broker.outbox.open(SinkBatch("s", 0, job="job 0"), 2)
     receipts = []
@@ -179,7 +179,7 @@ def test_of_a_batch_that_is_killed_again_and_again_the_last_two_runs_stay(broker
     assert broker.outbox.publish(SinkBatch("s", 1), [other]).ranges
 
 
-def test_a_file_without_a_header_stays_until_its_writer_must_have_written_one(broker: EmbeddedBroker, clock: FakeClock) -> None:
+def test_keeps_a_file_without_a_header_for_a_while(broker: EmbeddedBroker, clock: FakeClock) -> None:
     file = broker.path / "segments" / f"{TOKEN}.open"
     file.touch()
     assert collected(broker, clock) == 0
@@ -238,7 +238,7 @@ def test_a_file_that_the_store_did_not_write_is_never_deleted(broker: EmbeddedBr
     file.unlink()
 
 
-def test_somebody_looks_for_garbage_once_a_minute(broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_collects_garbage_once_a_minute(broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[object] = []
     monkeypatch.setattr(garbage, "collect_now", lambda store, clock: looks.append(store))
     append(broker, "a", "b", size=10)
@@ -250,7 +250,7 @@ def test_somebody_looks_for_garbage_once_a_minute(broker: EmbeddedBroker, monkey
     assert len(looks) == 1
 
 
-def test_a_process_without_a_free_descriptor_is_told_that_its_batch_is_published(broker: EmbeddedBroker) -> None:
+def test_acknowledges_a_publish_after_which_no_descriptor_is_free(broker: EmbeddedBroker) -> None:
     """A publish removes old files after its commit. An error of that would make the caller write the rows again."""
     broker.outbox.register(SourceRun("query", 0, "run"), Q0, OffsetRange(0, 1), None)
     receipt = staged(broker, SinkBatch(None), size=10)
@@ -306,9 +306,7 @@ def bad_sector(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "preadv", refuse)
 
 
-def test_a_tail_that_cannot_be_read_keeps_no_new_message_out_and_the_check_names_it(
-    tmp_path: Path, clock: FakeClock, request: pytest.FixtureRequest
-) -> None:
+def test_appends_behind_an_unreadable_tail(tmp_path: Path, clock: FakeClock, request: pytest.FixtureRequest) -> None:
     with EmbeddedBroker(tmp_path / "other", clock=clock) as broker:
         broker.admin.create_topic("orders", 2, compression="none")
         broker.log.append({Q0: rows(["a" * 70_000])})
@@ -366,7 +364,7 @@ def test_a_lost_segment_is_damage_and_its_neighbours_can_be_read(tmp_path: Path,
 # -- disk space ---------------------------------------------------------------------------------------------------------------------
 
 
-def test_room_is_free_when_the_last_message_of_a_segment_goes(broker: EmbeddedBroker) -> None:
+def test_frees_the_space_of_a_segment_with_its_last_message(broker: EmbeddedBroker) -> None:
     broker.log.append({Q0: rows(["a" * LARGE]), Q1: rows(["b" * LARGE])})
     broker.admin.trim("orders", {Q0: 1})
     assert files(broker) == [".segment"]
@@ -376,7 +374,7 @@ def test_room_is_free_when_the_last_message_of_a_segment_goes(broker: EmbeddedBr
     assert broker.admin.waiting_bytes("orders") == 0
 
 
-def test_retention_by_size_counts_the_room_that_deleted_messages_take(broker: EmbeddedBroker, clock: FakeClock) -> None:
+def test_retention_by_size_counts_the_space_of_deleted_messages(broker: EmbeddedBroker, clock: FakeClock) -> None:
     """A small old message keeps a large segment on the disk. It is the oldest message, so it is deleted first."""
     broker.log.append({Q0: rows(["a" * LARGE]), Q1: rows(["b"])})
     broker.admin.trim("orders", {Q0: 1})
@@ -413,7 +411,7 @@ def test_retention_by_size_keeps_its_messages_though_their_segments_hold_another
     assert broker.log.bounds([other])[other].min_offset == 0
 
 
-def test_few_bytes_of_many_tasks_are_stored_without_a_file_up_to_a_limit(broker: EmbeddedBroker) -> None:
+def test_stores_few_bytes_of_many_tasks_without_a_file(broker: EmbeddedBroker) -> None:
     batch = SinkBatch("s", 0)
     receipts = []
     for partition in range(3):

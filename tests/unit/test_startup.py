@@ -82,7 +82,7 @@ def test_a_local_session_gets_compiled_pyspark_and_the_archive(cache: Path) -> N
     assert given() == before
 
 
-def test_what_the_user_has_set_stays(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keeps_the_settings_of_the_user(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mine = {
         "SPARK_HOME": str(tmp_path),
         "SPARK_SUBMIT_OPTS": "-Dmine=1",
@@ -234,9 +234,7 @@ def test_an_archive_that_was_cut_off_is_not_used(cache: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("content", [b"", b"this is no archive", bytes(100_000)])
-def test_java_runs_without_an_archive_that_is_damaged_and_says_nothing(
-    content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_java_ignores_a_damaged_archive(content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     found = find_java()
     an_archive(java.cache_folder(), tmp_path, content, found)
@@ -248,9 +246,7 @@ def test_java_runs_without_an_archive_that_is_damaged_and_says_nothing(
     assert archive.fitting_archive(found, tmp_path) is None
 
 
-def test_a_cache_with_a_blank_in_its_path_is_one_word_to_spark(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_quotes_the_path_of_a_cache_with_a_blank(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "my cache"))
     made = an_archive(java.cache_folder(), tmp_path)
     assert str(archive.archive_options(JAVA, tmp_path)).startswith(f'"-XX:SharedArchiveFile={made}" ')
@@ -265,7 +261,7 @@ def test_an_archive_is_not_made_where_no_session_would_find_it(
         archive.make_archive(JAVA, tmp_path)
 
 
-def test_a_driver_that_does_not_start_is_said_in_a_line(cache: Path, tmp_path: Path) -> None:
+def test_reports_a_driver_that_does_not_start_in_one_line(cache: Path, tmp_path: Path) -> None:
     broken = Java(Path("/bin/true"), 17, "broken")
     with pytest.raises(JavaError, match=r"NO_ARCHIVE.*/bin/true made no archive.*Spark session starts here") as raised:
         archive.make_archive(broken, tmp_path)

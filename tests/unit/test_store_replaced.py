@@ -79,7 +79,7 @@ GONE: list[tuple[Callable[[Path], Any], str]] = [
 
 @pytest.mark.holds("replaced store")
 @pytest.mark.parametrize(("happen", "condition"), GONE)
-def test_every_use_of_an_open_connection_is_refused_by_name(
+def test_each_use_of_an_open_connection_is_refused(
     happen: Callable[[Path], Any], condition: str, path: Path, broker: Broker
 ) -> None:
     client = broker.groups.join("me")
@@ -125,7 +125,7 @@ def test_a_new_connection_has_the_new_store_and_the_old_one_still_none(path: Pat
         assert bodies(former, QUEUE) == ["a", "b"]
 
 
-def test_a_store_that_is_put_back_goes_on(path: Path, broker: Broker) -> None:
+def test_a_store_that_is_moved_back_can_be_used_again(path: Path, broker: Broker) -> None:
     elsewhere = away(path)
     with refused("STORE.MISSING"):
         bodies(broker, QUEUE)
@@ -133,7 +133,7 @@ def test_a_store_that_is_put_back_goes_on(path: Path, broker: Broker) -> None:
     assert bodies(broker, QUEUE) == ["a", "b"]
 
 
-def test_a_store_that_is_open_by_another_path_goes_on_there(path: Path, broker: Broker) -> None:
+def test_a_store_stays_open_under_its_other_paths(path: Path, broker: Broker) -> None:
     link = path.with_name("link")
     link.symlink_to(path)
     with connect(link) as by_link:
@@ -149,7 +149,7 @@ def test_a_store_that_is_open_by_another_path_goes_on_there(path: Path, broker: 
         assert bodies(broker, QUEUE) == ["a", "b", "c"]
 
 
-def test_a_store_behind_a_folder_that_may_not_be_entered_is_not_said_to_be_gone(
+def test_does_not_report_a_store_in_a_closed_folder_as_missing(
     path: Path, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = os.stat
@@ -163,7 +163,7 @@ def test_a_store_behind_a_folder_that_may_not_be_entered_is_not_said_to_be_gone(
     assert bodies(broker, QUEUE) == ["a", "b"]
 
 
-def test_stores_are_told_apart_that_have_the_same_file_one_after_the_other(path: Path, broker: Broker) -> None:
+def test_distinguishes_stores_with_the_same_file_number(path: Path, broker: Broker) -> None:
     """A file system reuses a deleted file's number once no process has the file open."""
     other = path.with_name("other")
     with connect(other) as made:
@@ -211,7 +211,7 @@ def test_other_threads_wait_while_a_failed_commit_closes_the_store(path: Path, b
 # -- cached connections of tasks -----------------------------------------------------------------------------------------------------
 
 
-def test_a_kept_connection_is_not_handed_out_for_the_store_that_stands_there_now(path: Path, broker: Broker) -> None:
+def test_a_cached_connection_is_not_used_for_the_store_that_replaced_its_own(path: Path, broker: Broker) -> None:
     endpoint = Endpoint(path=str(path))
     before = broker.identity
     first = kept(endpoint, before)
@@ -249,7 +249,7 @@ def test_a_process_keeps_the_16_stores_open_that_it_used_last(tmp_path: Path) ->
     assert bodies(kept(*stores[1]), QUEUE) == []
 
 
-def test_a_kept_connection_to_a_store_that_is_gone_says_so_again_and_again(path: Path, broker: Broker) -> None:
+def test_a_cached_connection_to_a_missing_store_fails_at_each_use(path: Path, broker: Broker) -> None:
     endpoint, identity = Endpoint(path=str(path)), broker.identity
     bodies(kept(endpoint, identity), QUEUE)
     away(path)
@@ -269,7 +269,7 @@ def test_a_connection_to_another_store_than_the_expected_one_is_refused(
         again.outbox.publish(SinkBatch("sink", 1), [])
 
 
-def test_rows_that_went_into_a_store_that_was_gone_by_then_are_not_acknowledged(path: Path, broker: Broker) -> None:
+def test_a_write_to_a_replaced_store_is_not_acknowledged(path: Path, broker: Broker) -> None:
     """The store is replaced while the writer waits for its turn or writes."""
     opened = Store.open(path)
     with refused("STORE.REPLACED", path), opened.write() as txn:

@@ -35,7 +35,7 @@ def store(tmp_path: Path) -> Iterator[TemporaryStore]:
 # -- messages --------------------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_produced_is_there_by_key_in_its_order(store: TemporaryStore) -> None:
+def test_returns_produced_messages_by_key_in_their_order(store: TemporaryStore) -> None:
     store.produce("orders", ("a", "1"), ("b", b"2"), ("a", {"id": "ä"}), (None, "no key"))
     table = pa.table({"sharding_key": ["b"], "body": ["3"], "tags": ["t"]})
     store.produce("orders", ("b", "2½"), table, {"sharding_key": "b", "body": "4", "properties": {"colour": "red"}})
@@ -178,7 +178,7 @@ def again(function: Any) -> Any:
     return pickle.loads(pickle.dumps(function))
 
 
-def test_a_function_fails_at_its_first_call_in_whatever_process(store: TemporaryStore, calls: list[list[str]]) -> None:
+def test_a_function_fails_at_its_first_call_in_any_process(store: TemporaryStore, calls: list[list[str]]) -> None:
     failing = store.fails_once(Calls())
     with pytest.raises(FailedOnce, match="fails_once made the first call of Calls fail"):
         again(failing)(of("a"), None)
@@ -260,7 +260,7 @@ def test_a_checkpoint_has_the_name_of_the_querys_function() -> None:
         (invoices, "spark", "invoices returned int. Return the writer that df.writeStream makes"),
     ],
 )
-def test_what_is_no_query_is_refused(query: Any, spark: Any, says: str) -> None:
+def test_refuses_a_value_that_is_not_a_query(query: Any, spark: Any, says: str) -> None:
     with pytest.raises(QueryTestError) as caught:
         writer_of(query, spark, {})
     assert caught.value.condition == "ORDEREDMQ_TESTING.NOT_A_QUERY"

@@ -64,7 +64,7 @@ def test_a_column_of_any_kind_of_text_is_valid_then(kind: pa.DataType, values: l
     assert rows.tolist() == [row for row, value in enumerate(values[begin:]) if value is not None and not is_text(value)]
 
 
-def test_what_lies_deeper_is_mended_too_and_what_is_valid_is_not_copied() -> None:
+def test_mends_nested_text_and_does_not_copy_valid_columns() -> None:
     nested = pa.StructArray.from_arrays(
         [
             strings([RAW, b"x"]),

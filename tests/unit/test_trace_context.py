@@ -263,7 +263,7 @@ with orderedmq.connect(sys.argv[1]) as broker:
 """
 
 
-def test_without_the_package_all_else_works_and_what_needs_it_says_what_to_install(tmp_path: Path) -> None:
+def test_only_tracing_needs_the_package_opentelemetry(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT, str(tmp_path / "store")], capture_output=True, text=True, cwd=Path(__file__).parents[2]
     )

@@ -69,7 +69,7 @@ def mending(shop: Shop) -> Iterator[Served]:
 # Contents of the pages.
 
 
-def test_the_first_page_says_which_queue_is_behind_who_owns_it_and_what_is_parked_and_dead(shop: Shop, site: Served) -> None:
+def test_the_first_page_has_lag_owners_parked_messages_and_dead_letters(shop: Shop, site: Served) -> None:
     shop.park(0, 3)
     shop.give_up(0, 1, "y")
     said = site.get("/").words
@@ -88,7 +88,7 @@ def test_a_queue_without_an_owner_and_messages_that_retention_deleted_are_named(
     assert "billing : retention has deleted 4 unprocessed messages" in said
 
 
-def test_of_many_queues_those_furthest_behind_are_shown_and_the_others_in_pages(tmp_path: Path) -> None:
+def test_shows_the_queues_with_the_greatest_lag_first(tmp_path: Path) -> None:
     with orderedmq.connect(tmp_path) as broker:
         broker.admin.create_topic("wide", 120)
         queues = broker.log.queues("wide")
@@ -139,7 +139,7 @@ def test_messages_are_found_by_queue_offset_and_time(still: Served) -> None:
     assert "3-5" in still.get("/topics/orders/messages").words
 
 
-def test_a_long_history_goes_on_where_its_last_page_ended(shop: Shop, site: Served) -> None:
+def test_a_long_history_has_several_pages(shop: Shop, site: Served) -> None:
     for part in range(15):
         for queue in shop.queues:
             shop.broker.log.append({queue: rows([b"n%d.%d" % (part, queue.queue_id)], "long")})
@@ -182,7 +182,7 @@ def test_a_message_has_a_page_with_its_whole_body_and_its_properties(shop: Shop,
         ("/nowhere", 404, "Not Found"),
     ],
 )
-def test_what_is_not_there_or_wrongly_asked_is_said_in_a_page(still: Served, path: str, status: int, said: str) -> None:
+def test_a_page_explains_a_missing_object_or_a_wrong_field(still: Served, path: str, status: int, said: str) -> None:
     answer = still.get(path.replace(" ", "%20"))
     assert (answer.status, said in answer.words) == (status, True), answer.words
 
@@ -190,7 +190,7 @@ def test_what_is_not_there_or_wrongly_asked_is_said_in_a_page(still: Served, pat
 # Repairs.
 
 
-def test_dead_letters_are_shown_and_replayed_by_conditions_and_those_in_quarantine_only_if_somebody_looks_at_them(
+def test_dead_letters_are_shown_and_replayed_by_condition_and_quarantine(
     shop: Shop, mending: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shop.give_up(0, 1, "y")
@@ -347,7 +347,7 @@ def test_a_form_that_comes_too_slowly_is_given_up(shop: Shop, monkeypatch: pytes
 
 
 @pytest.mark.holds("web page guarded")
-def test_what_would_change_something_is_refused_by_default_and_its_buttons_are_not_there(shop: Shop, site: Served) -> None:
+def test_refuses_changes_by_default_and_hides_their_buttons(shop: Shop, site: Served) -> None:
     shop.park(0, 3)
     shop.give_up(0, 1, "y")
     tries = {
@@ -556,7 +556,7 @@ def test_a_look_that_is_costly_is_repeated_late() -> None:
     assert shared.get() == 3
 
 
-def test_a_broker_in_which_nothing_changed_is_not_looked_at_again_for_a_while() -> None:
+def test_reads_an_unchanged_broker_again_only_after_a_while() -> None:
     hands, looks = Hands(), []
 
     def look() -> int:

@@ -188,7 +188,7 @@ def values(text: str, name: str) -> list[str]:
 
 
 @pytest.mark.holds("web page robust")
-def test_no_page_has_a_character_that_a_browser_obeys_and_its_forms_still_say_what_is_meant(tmp_path: Path) -> None:
+def test_pages_escape_control_characters_and_their_forms_keep_the_values(tmp_path: Path) -> None:
     shop = Shop(tmp_path / "store")
     key, queue = f"key {FOREIGN} %41/\\", shop.queues[0]
     message = {

@@ -19,7 +19,7 @@ def known(series: Series) -> dict[int, int]:
     return {STEPS - 1 - place: lag for place, lag in enumerate(series) if lag is not None}
 
 
-def test_each_step_has_its_greatest_lag_and_what_nobody_saw_is_not_known() -> None:
+def test_each_step_of_the_history_has_its_greatest_known_lag() -> None:
     lags = LagHistory()
     lags.see(0.0, {A: 5, B: 1})
     lags.see(STEP * 0.9, {A: 3, B: 4})
@@ -32,7 +32,7 @@ def test_each_step_has_its_greatest_lag_and_what_nobody_saw_is_not_known() -> No
     assert len(lags.total(now)) == STEPS
 
 
-def test_what_is_older_than_the_history_is_forgotten() -> None:
+def test_forgets_lags_older_than_the_history() -> None:
     lags = LagHistory()
     for step in range(STEPS + 10):
         lags.see(step * STEP, {A: step})
@@ -71,7 +71,7 @@ def test_a_history_is_read_while_it_grows() -> None:
         growing.join()
 
 
-def test_the_first_look_sees_no_hand_over_and_those_of_one_look_are_one() -> None:
+def test_joins_the_hand_overs_of_one_look() -> None:
     owners = Owners()
     owners.see(1.0, {A: "one", B: "one"})
     assert list(owners.hand_overs) == []
