@@ -14,11 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from orderedmq.embedded.check import check
 from orderedmq.rocketmq.local.jars import DEFAULT_VERSION
 from orderedmq.rocketmq.local.servers import Cluster
 from tests.clusters.accounts import ADMIN, BEHIND_PROXY, PROPERTIES
-from tests.clusters.topology_storm import Place, Servers, Store, Storm
+from tests.clusters.topology_storm import Place, Servers, Storm
 from tests.jars import jars_required
 from tests.quick_spark import QUICK_SERVER
 from tests.rocketmq.rocketmq_proxy import ProxyServer
@@ -48,14 +47,6 @@ def endure(place: Place, folder: Path) -> None:
     with Storm(place, folder, SEED) as storm:
         storm.run(SECONDS)
         storm.settle()
-
-
-@pytest.mark.nightly
-@pytest.mark.holds("sink once", "source to sink once")
-@pytest.mark.timeout(SECONDS + 900)
-def test_a_storm_of_changes_to_the_queues_of_a_store_loses_and_repeats_nothing(tmp_path: Path) -> None:
-    endure(Store(tmp_path / "store"), tmp_path)
-    assert check(tmp_path / "store") == []
 
 
 @pytest.mark.nightly

@@ -9,7 +9,6 @@ Finally everything is repaired, the query drains, and each message is checked.
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import random
@@ -27,7 +26,6 @@ from typing import Any, Final, Protocol, cast
 
 import pyarrow as pa
 
-import orderedmq
 from orderedmq.broker import Broker
 from orderedmq.endpoint import Endpoint
 from orderedmq.errors import OrderedMQError
@@ -75,32 +73,6 @@ class Place(Protocol):
 
 def nothing() -> None:
     """Do nothing, because the fault has ended by itself."""
-
-
-class Store:
-    """An embedded store."""
-
-    def __init__(self, path: Path) -> None:
-        self.options = {"path": str(path)}
-        self.faults: dict[str, Fault] = {
-            f"queues added to {topic}": functools.partial(self._queues_added, topic) for topic in (IN, OUT)
-        }
-        with self.connect() as broker:
-            for topic in (IN, OUT):
-                broker.admin.create_topic(topic, QUEUES)
-
-    def connect(self) -> Broker:
-        return orderedmq.connect(self.options["path"])
-
-    def repair(self) -> None:
-        """Do nothing: a store has no servers."""
-
-    def _queues_added(self, topic: str, _: random.Random) -> End:
-        with self.connect() as broker:
-            count = len(broker.log.queues(topic))
-            if count < MOST_QUEUES:
-                broker.admin.add_queues(topic, count + 1)
-        return nothing
 
 
 class Servers:

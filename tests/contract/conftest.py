@@ -63,6 +63,8 @@ _SERVERS_TIMEOUT = 900
 _ROCKETMQ = "rocketmq-"
 #: The embedded broker with its default settings, and with all payloads in segment files, however small they are.
 _EMBEDDED, _SEGMENTS = "embedded", "embedded-segments"
+#: The modules that write payloads. The others are the same with and without segment files.
+_OF_PAYLOADS = ("test_admin", "test_dead_letters", "test_filters", "test_log", "test_outbox", "test_parking")
 KINDS = (_EMBEDDED, _SEGMENTS, *(_ROCKETMQ + version for version in VERSIONS))
 #: The fast tier tests the newest release, because users move towards it. Most of tests/rocketmq uses an older one.
 _USUAL = VERSIONS[-1]
@@ -88,10 +90,15 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    left = {item for item in items if _is_of_segments(item) and item.path.stem not in _OF_PAYLOADS}
     if not config.getoption("nightly"):
-        left = {item for item in items if _version(item) not in (None, _USUAL)}
-        config.hook.pytest_deselected(items=list(left))
-        items[:] = [item for item in items if item not in left]
+        left |= {item for item in items if _version(item) not in (None, _USUAL)}
+    config.hook.pytest_deselected(items=list(left))
+    items[:] = [item for item in items if item not in left]
+
+
+def _is_of_segments(item: pytest.Item) -> bool:
+    return hasattr(item, "callspec") and item.callspec.params.get("kind") == _SEGMENTS
 
 
 @pytest.fixture(scope="package", params=KINDS)

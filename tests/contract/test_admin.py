@@ -302,16 +302,6 @@ def test_retention_by_size_keeps_at_least_what_it_says_and_not_a_chunk_more(brok
 
 
 @needs("topic settings")
-def test_a_single_append_above_the_retention_stays_readable(broker: Broker):
-    broker.admin.create_topic("t", 1, retention_bytes=1000, compression="none")
-    queue = queues_of(broker, "t")[0]
-    broker.log.append({queue: rows([b"x" * 5000])})
-    assert len(bodies(broker, queue)) == 1
-    broker.log.append({queue: rows([b"y" * 5000] * BIG)})
-    assert broker.log.bounds([queue])[queue].max_offset == BIG + 1
-
-
-@needs("topic settings")
 def test_retention_by_size_counts_all_queues_together(broker: Broker):
     broker.admin.create_topic("t", 4, retention_bytes=600_000, compression="none")
     for _ in range(6):
@@ -321,18 +311,6 @@ def test_retention_by_size_counts_all_queues_together(broker: Broker):
     total, chunks = sum(info.stored_bytes for info in infos), sum(info.chunks for info in infos)
     assert 600_000 <= total < 600_000 + 4 * total // chunks
     assert all(info.bounds.min_offset > 0 for info in infos)
-
-
-@needs("topic settings")
-def test_publishing_applies_retention_too(broker: Broker, clock: FakeClock):
-    broker.admin.create_topic("t", 1, retention_seconds=10.0)
-    queue = queues_of(broker, "t")[0]
-    for number in range(3):
-        staging = broker.outbox.open(SinkBatch("s", number), 0)
-        staging.add(queue, rows(range(BIG)))
-        broker.outbox.publish(SinkBatch("s", number), [staging.receipt()])
-        clock.pass_(11)
-    assert broker.log.bounds([queue])[queue] == QueueBounds(2 * BIG, 3 * BIG)
 
 
 @needs("topic settings")

@@ -151,14 +151,6 @@ def test_a_stale_token_puts_nothing_aside(broker: Broker, clock: FakeClock, toke
     assert broker.log.change() == change
 
 
-@needs("epochs")
-def test_a_lock_that_nobody_took_still_puts_aside(broker: Broker, clock: FakeClock, token: LockToken):
-    clock.pass_(61)
-    assert broker.groups.dead_letter(token, letters([3]), [3]) == 1
-    broker.groups.unlock([token])
-    assert broker.groups.dead_letter(token, letters([4]), [4]) == 1
-
-
 def test_a_dead_letter_topic_that_is_deleted_takes_what_was_known_with_it(place: Place, broker: Broker, token: LockToken):
     [other] = locked(broker, "g2", broker.groups.join("other"), [token.queue])
     for one in (token, other):

@@ -97,12 +97,6 @@ def test_a_filtered_pull_before_the_first_message_names_what_is_gone(broker: Bro
         broker.log.pull_matching(queue, 1, 10, EVERYTHING, ("body",), A)
 
 
-def test_a_topic_that_is_not_there_is_missed_with_a_filter(broker: Broker):
-    queue = queues_of(broker)[0]._replace(topic="no-such")
-    with refused("TOPIC.MISSING", "no-such"):
-        broker.log.pull_matching(queue, 0, 10, EVERYTHING, ("body",), A)
-
-
 @pytest.mark.parametrize("share", [0.5, 0.02, 0.0])
 def test_many_messages_with_any_share_of_matches(broker: Broker, share: float):
     """There are runs of about ten thousand messages without a match, and pulls that return fewer rows than requested."""
@@ -114,7 +108,3 @@ def test_many_messages_with_any_share_of_matches(broker: Broker, share: float):
     assert offsets(broker, queue, 0, 40_000, A) == expected
     assert offsets(broker, queue, 7, 33_001, A) == [at for at in expected if 7 <= at < 33_001]
     assert [int(row["body"]) for row in matching(broker, queue, 0, 40_000, A, ("body",))] == expected
-
-
-def test_tags_can_be_asked_for_everywhere(broker: Broker):
-    broker.log.require_filter(A, ["orders"])

@@ -95,18 +95,6 @@ def test_a_lock_is_held_at_sixty_seconds_and_taken_over_after(broker: Broker, cl
     assert not broker.groups.check(token)
 
 
-def test_a_lock_that_has_expired_is_taken_over(broker: Broker, clock: FakeClock):
-    queue = queues_of(broker)[0]
-    [token] = locked(broker, "g", broker.groups.join("me"), [queue])
-    them = broker.groups.join("them")
-    clock.pass_(LOCK_LIFE - 20)
-    assert isinstance(broker.groups.lock("g", them, [queue])[queue], Refusal)
-    clock.pass_(22)
-    [other] = locked(broker, "g", them, [queue])
-    assert other.epoch > token.epoch
-    assert broker.groups.stale([token, other]) == broker.groups.renew([token, other]) == [token]
-
-
 def test_renewals_keep_a_lock_for_as_long_as_they_come(place: Place, broker: Broker, clock: FakeClock):
     queue = queues_of(broker)[0]
     [token] = locked(broker, "g", broker.groups.join("me"), [queue])
@@ -167,32 +155,11 @@ def test_a_restart_of_the_same_query_does_not_wait_for_a_lingering_lock(place: P
     assert again.tenure == (token.tenure if "lineage" not in place.lacks else again.epoch)
 
 
-def test_who_left_holds_nothing(place: Place, broker: Broker):
-    queues = queues_of(broker)
-    me = broker.groups.join("me")
-    locked(broker, "g", me, queues)
-    other = place.connect()
-    them = other.groups.join("them")
-    assert all(isinstance(one, Refusal) for one in other.groups.lock("g", them, queues).values())
-    broker.groups.leave(me)
-    locked(other, "g", them, queues)
-    broker.groups.leave(me)
-
-
 def test_a_connection_that_was_closed_holds_nothing(place: Place, broker: Broker):
     other = place.connect()
     locked(other, "g", other.groups.join("them"), queues_of(broker))
     other.close()
     locked(broker, "g", broker.groups.join("me"), queues_of(broker))
-
-
-@needs("reboot")
-def test_after_a_reboot_every_lock_is_free(broker: Broker, clock: FakeClock):
-    queues = queues_of(broker)
-    tokens = locked(broker, "g", broker.groups.join("me"), queues)
-    clock.reboot()
-    locked(broker, "g", broker.groups.join("them"), queues)
-    assert not any(broker.groups.check(token) for token in tokens)
 
 
 @pytest.mark.holds("wall clock")
@@ -265,15 +232,6 @@ def test_a_released_lock_that_nobody_took_still_commits(broker: Broker):
     broker.groups.unlock([token])
     broker.groups.commit({token: 0})
     assert broker.groups.offsets("g", [queue]) == {queue: 0}
-
-
-@needs("epochs")
-def test_an_expired_lock_that_nobody_took_still_commits(broker: Broker, clock: FakeClock):
-    queue = queues_of(broker)[0]
-    [token] = locked(broker, "g", broker.groups.join("me"), [queue])
-    clock.pass_(1000)
-    broker.groups.commit({token: 0})
-    assert broker.groups.renew([token]) == []
 
 
 @pytest.mark.holds("one owner")

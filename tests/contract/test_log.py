@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from orderedmq.broker import Broker, QueueBounds
 from orderedmq.model import MAX_BODY_BYTES, MessageQueue
-from orderedmq.schema import DEFAULT_COLUMNS, MESSAGE_SCHEMA, concat_batches, select_schema
+from orderedmq.schema import MESSAGE_SCHEMA, concat_batches, select_schema
 from orderedmq.tools.producer import Producer
 from tests.contract.support import (
     BIG,
@@ -171,14 +171,6 @@ def test_a_property_may_have_no_value(broker: Broker):
     assert [row["properties"] for row in read(broker, queue, 0, ("properties",))] == [[("p", None), ("q", "")], []]
 
 
-def test_columns_come_in_the_order_asked_for(broker: Broker):
-    queue = queues_of(broker)[0]
-    broker.log.append({queue: rows(["a"])})
-    for columns in (DEFAULT_COLUMNS, DEFAULT_COLUMNS[::-1], ("queue_offset", "body", "topic"), ("body", "queue_id")):
-        assert pull(broker, queue, columns=columns).schema == select_schema(columns)
-        assert pull(broker, queue, 1, columns=columns).schema == select_schema(columns)
-
-
 def test_no_columns_still_count_messages(broker: Broker):
     queue = queues_of(broker)[0]
     broker.log.append({queue: rows(["a", "b", "c"])})
@@ -220,25 +212,6 @@ def test_a_pull_before_the_first_message_names_what_is_gone(broker: Broker):
     with refused("DATA_LOSS.AGED_OUT", "1 to 2 (2)", queue):
         pull(broker, queue, 1)
     assert bodies(broker, queue) == ["d"]
-
-
-def test_a_pull_stops_at_max_messages(broker: Broker):
-    queue = queues_of(broker)[0]
-    broker.log.append({queue: rows(range(10))})
-    for offset in (0, 4, 9):
-        for most in (1, 3, 100):
-            batch = pull(broker, queue, offset, ("queue_offset", "body"), messages=most)
-            assert 1 <= batch.num_rows <= min(most, 10 - offset)
-            assert batch.column(0).to_pylist() == list(range(offset, offset + batch.num_rows))
-
-
-def test_a_pull_stops_at_max_bytes_but_returns_one_message_whatever_its_size(broker: Broker):
-    queue = queues_of(broker)[0]
-    broker.log.append({queue: rows(["aaaa", "bbbb", "cccc", "d" * 100, "e"])})
-    assert pull(broker, queue, 0, ("body",), size=8).num_rows == 2
-    assert pull(broker, queue, 0, ("body",), size=11).num_rows == 2
-    assert pull(broker, queue, 3, ("body",), size=5).num_rows == 1
-    assert pull(broker, queue, 3, ("body",), size=0).num_rows == 1
 
 
 @needs("empty recreation")
@@ -343,13 +316,6 @@ def test_a_message_of_the_greatest_size_passes(broker: Broker):
     queue = queues_of(broker)[0]
     broker.log.append({queue: rows([b"a", b"x" * MAX_BODY_BYTES, b"b"])})
     assert [len(row["body"]) for row in read(broker, queue)] == [1, MAX_BODY_BYTES, 1]
-
-
-def test_many_rows_at_once_come_back_whole(broker: Broker):
-    queue = queues_of(broker)[0]
-    count = 50_000
-    assert broker.log.append({queue: rows(range(count))})[queue] == span(0, count)
-    assert bodies(broker, queue) == [str(number) for number in range(count)]
 
 
 @pytest.mark.parametrize(

@@ -71,14 +71,6 @@ def test_a_member_counts_for_as_long_as_a_lock_lives(broker: Broker, clock: Fake
     assert ids(broker) == known(two)
 
 
-def test_heartbeats_keep_a_member_for_as_long_as_they_come(broker: Broker, clock: FakeClock):
-    me = broker.groups.join("me")
-    for _ in range(3):
-        assert beat(broker, me) == known(me)
-        clock.pass_(59)
-    assert ids(broker) == known(me)
-
-
 @needs("reboot")
 def test_after_a_reboot_nobody_is_a_member(broker: Broker, clock: FakeClock):
     me = broker.groups.join("me")
@@ -145,7 +137,7 @@ def test_a_name_that_is_no_groups_has_no_members(broker: Broker, group: str):
             call()
 
 
-@pytest.mark.parametrize("owner", ["x" * 300, "../../x", "", "ä\n\u202e", "a\0b", "😀" * 100, '"{}\\'])
+@pytest.mark.parametrize("owner", ["x" * 600, "../../x", "", "ä\n\u202e", "a\0b", "😀" * 100, '"{}\\'])
 def test_any_client_id_is_a_members(place: Place, broker: Broker, owner: str):
     me, other = broker.groups.join(owner), broker.groups.join(owner + "2")
     assert beat(broker, me) == known(me)
@@ -155,13 +147,6 @@ def test_any_client_id_is_a_members(place: Place, broker: Broker, owner: str):
     ]
     broker.groups.leave(me)
     assert ids(broker) == known(other)
-
-
-def test_long_client_ids_that_begin_alike_are_two_members(broker: Broker):
-    clients = [broker.groups.join("x" * 600) for _ in range(2)]
-    for client in clients:
-        beat(broker, client)
-    assert ids(broker) == known(*clients)
 
 
 def test_a_renewed_heartbeat_brings_the_subscription_up_to_date(place: Place, broker: Broker, clock: FakeClock):

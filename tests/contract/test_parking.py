@@ -280,14 +280,6 @@ def test_a_stale_token_parks_nothing(broker: Broker, clock: FakeClock, token: Lo
     assert everything(broker) == before
 
 
-@needs("epochs")
-def test_a_lock_that_nobody_took_still_parks(broker: Broker, clock: FakeClock, token: LockToken):
-    clock.pass_(61)
-    assert park(broker, token, [3]) == [True]
-    broker.groups.unlock([token])
-    assert park(broker, token, [4]) == [True]
-
-
 def test_a_lot_is_held_with_its_queue(broker: Broker, token: LockToken):
     lot = lot_token(token)
     assert broker.groups.check(lot)

@@ -741,25 +741,6 @@ def spawn(*arguments: str, **settings: Any) -> subprocess.Popen[bytes]:
     return subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT, **settings)
 
 
-def test_peek_into_produce(store: Path, broker: Broker) -> None:
-    broker.admin.create_topic("a", 2)
-    rows = pa.record_batch({"body": [str(number).encode() for number in range(5000)], "sharding_key": ["k"] * 5000})
-    broker.log.append({broker.log.queues("a")[0]: rows})
-    peek = spawn("peek", "a", "-n", "5000", "--path", str(store))
-    done = subprocess.run(
-        [*COMMAND, "produce", "b", "--key", "sharding_key", "--queues", "2", "--path", str(store)],
-        stdin=peek.stdout,
-        capture_output=True,
-        env=ENVIRONMENT,
-    )
-    assert (peek.wait(), done.returncode, done.stderr) == (0, 0, b"")
-    assert json.loads(done.stdout)["messages"] == 5000
-    assert [json.loads(body)["body"] for _, body in bodies(broker, "b")[1]] == [str(number) for number in range(5000)]
-    assert peek.stderr is not None
-    assert peek.stderr.read() == b""
-    peek.communicate()
-
-
 @pytest.mark.parametrize("form", ["--json", "--no-json"])
 def test_a_reader_of_the_output_may_stop(store: Path, broker: Broker, form: str) -> None:
     broker.admin.create_topic("a", 1)

@@ -13,7 +13,6 @@ import select
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -166,22 +165,6 @@ def test_seek_to_each_kind_of_place(run: Run, text: Run, broker: Broker) -> None
     run("group", "seek", "g", "--to", "latest", "--topic", "other", "--topic", "a")
     assert [queue.topic for queue in broker.admin.group_offsets("g")] == ["a", "a", "other"]
     assert "old offset" in text("group", "seek", "g", "--to", "earliest")
-
-
-def test_seek_to_a_time(run: Run, broker: Broker) -> None:
-    queue = broker.log.queues("a")[0]
-    commit(broker, "g", {queue: 3})
-    time.sleep(0.05)
-    between = time.time_ns() // 1000
-    time.sleep(0.05)
-    broker.log.append({queue: pa.record_batch({"body": [b"4"] * 3})})
-    moment = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(between // 10**6))}.{between % 10**6:06}"
-    zoned = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(between // 10**6 + 7200)) + f".{between % 10**6:06}+02:00"
-    for when in (str(between), str(between // 1000), moment, f"{moment}Z", zoned):
-        commit(broker, "g", {queue: 6})
-        assert [row["new"] for row in run("group", "seek", "g", "--to", when)] == [3, 3]
-    assert [row["new"] for row in run("group", "seek", "g", "--to", "2001-01-01")] == [0, 0]
-    assert [row["new"] for row in run("group", "seek", "g", "--to", "2200-01-01T00:00:00Z")] == [6, 3]
 
 
 def test_targets_of_a_seek_are_parsed() -> None:
@@ -455,30 +438,6 @@ def test_replay_sends_each_letter_once(run: Run, text: Run, broker: Broker) -> N
     # A seek of the replay group makes the letters replayable again.
     run("group", "seek", REPLAY_GROUP, "--to", "earliest")
     assert run("dlq", "replay", "g", "--all")[0]["replayed"] == 6
-
-
-def test_replay_of_chosen_letters(run: Run, broker: Broker) -> None:
-    queue = broker.log.queues("a")[0]
-    put_aside(broker, queue, {0: "x", 1: "x", 2: "x"})
-    put_aside(broker, broker.log.queues("a")[1], {0: "x", 1: "x", 2: "x"})
-    assert run("dlq", "replay", "g", "--offset", "1", "--offset", "0", "--offset", "4", "--offset", "0")[0]["replayed"] == 3
-    assert sent(broker)[0] == [b"0-0", b"0-1", b"1-1"]
-    assert not any(row["replayed"] for row in run("dlq", "list", "g"))
-    assert run("dlq", "replay", "g", "--all")[0]["replayed"] == 6
-    # --offset sends a letter even if it was sent before.
-    assert run("dlq", "replay", "g", "--offset", "1")[0]["replayed"] == 1
-    assert sent(broker)[0][3:] == [b"0-0", b"0-1", b"0-2", b"1-0", b"1-1", b"1-2", b"0-1"]
-    assert all(row["replayed"] for row in run("dlq", "list", "g"))
-    for arguments, code in (
-        (["--offset", "6"], 1),
-        (["--offset", "0", "--offset", "6"], 1),
-        ([], 2),
-        (["--all", "--offset", "1"], 2),
-        (["--all", "--to-topic", "none"], 3),
-        (["--all", "--to-topic", "%DLQ%g"], 2),
-    ):
-        run("dlq", "replay", "g", *arguments, code=code)
-    assert len(sent(broker)[0]) == 10
 
 
 def test_replay_says_how_many_letters_were_deleted_before_it_reached_them(run: Run, text: Run, broker: Broker) -> None:

@@ -53,6 +53,21 @@ def usual(cluster: Cluster) -> Iterator[World]:
 # -- offsets of every version -----------------------------------------------------------------------------------------------------
 
 
+def test_an_offset_that_was_never_committed_differs_from_offset_zero(world: World) -> None:
+    """Whether a group has never committed or has committed 0, a 4.9 broker answers 0, even for an empty queue."""
+    groups = world.broker.groups
+    with_messages, empty, _, _ = world.queues
+    world.send(with_messages, 3)
+    assert groups.offsets(world.group, world.queues) == {}
+    tokens = world.lock(world.broker, groups.join("me"))
+    assert groups.offsets(world.group, world.queues) == {}
+    groups.commit({tokens[0]: 0})
+    assert world.connect().groups.offsets(world.group, world.queues) == {with_messages: 0}
+    groups.commit({tokens[1]: 0})
+    assert world.connect().groups.offsets(world.group, world.queues) == {with_messages: 0, empty: 0}
+    assert world.broker.admin.group_offsets(world.group) == {with_messages: 0, empty: 0}
+
+
 def test_an_error_names_a_group_that_brokers_may_not_create(world: World) -> None:
     where = world.cluster.broker.address
     ask(where, UPDATE_BROKER_CONFIG, body=b"autoCreateSubscriptionGroup=false\n")
@@ -74,6 +89,39 @@ def test_an_error_names_a_group_that_brokers_may_not_create(world: World) -> Non
         world.broker.groups.commit({world.lock(world.broker, me)[0]: 0})
     finally:
         ask(where, UPDATE_BROKER_CONFIG, body=b"autoCreateSubscriptionGroup=true\n")
+
+
+def test_an_administrator_sees_and_changes_a_group_in_use(usual: World) -> None:
+    broker, groups = usual.connect(), usual.broker.groups
+    groups.fence_age = 0.0
+    admin = broker.admin
+    me = groups.join("me")
+    groups.heartbeat(usual.group, me, usual.shared())
+    tokens = usual.lock(usual.broker, me)
+    groups.commit({tokens[0]: 0})
+    [member] = admin.members(usual.group)
+    assert (member.member.client_id, member.member.subscription) == (me.client_id, usual.shared())
+    assert 0 <= member.age < 30
+    shown = [(lock.queue, lock.owner, lock.client_id, lock.epoch, lock.held, lock.alive) for lock in admin.locks(usual.group)]
+    assert shown == [(token.queue, "me", me.client_id, token.epoch, True, True) for token in tokens]
+    for call in (
+        lambda: admin.seek(usual.group, {usual.queues[0]: 0}),
+        lambda: admin.release(usual.group, usual.queues),
+        lambda: admin.delete_group(usual.group),
+    ):
+        used = error_of(call)
+        assert (used.condition, me.client_id in used.message) == ("ORDEREDMQ_GROUP.IN_USE", True)
+    assert admin.release(usual.group, usual.queues[:1], force=True) == usual.queues[:1]
+    assert groups.stale(tokens) == tokens[:1] == groups.renew(tokens)
+    [again] = usual.lock(usual.broker, me, usual.queues[:1])
+    assert again.epoch > tokens[0].epoch
+    admin.seek(usual.group, {usual.queues[1]: 0}, force=True)
+    assert groups.stale(tokens[1:]) == tokens[1:2]
+    groups.leave(me)
+    admin.seek(usual.group, {usual.queues[1]: 0})
+    assert admin.group_offsets(usual.group) == {usual.queues[0]: 0, usual.queues[1]: 0}
+    admin.delete_group(usual.group)
+    assert condition(lambda: admin.seek(usual.group, {usual.queues[0]: 5})) == "OFFSET.BEYOND_END"
 
 
 # -- members ----------------------------------------------------------------------------------------------------------------------

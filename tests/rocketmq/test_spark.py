@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import orderedmq
 from orderedmq.broker import Broker
 from orderedmq.rocketmq.local.servers import Cluster
-from tests.command import COMMAND
 from tests.rocketmq.peers import Peers
 from tests.waits import until
 
@@ -172,37 +167,3 @@ def test_a_java_consumer_and_a_shared_query_split_a_topic_and_hand_its_queues_ov
     ]
     assert sorted(int(body.partition(":")[2]) for body in heard) == list(range(160)), "a hand-over must repeat no message"
     assert len(consumer.received) > 0
-
-
-@pytest.mark.holds("source to sink once")
-@pytest.mark.nightly
-@pytest.mark.timeout(600)
-def test_the_demo_runs_on_a_cluster_and_its_audit_finds_nothing(quick_locks: Cluster, tmp_path: Path) -> None:
-    """Uses the cluster where a killed attempt's locks end after 3 s, because otherwise the resumed job waits for up to 60 s."""
-    # The path contains a space, as temporary folders of some systems do.
-    folder, temporary = tmp_path / "a demo", tmp_path / "tmp"
-    temporary.mkdir()
-    command = [*COMMAND, "--json", "--namesrv", quick_locks.address, "--path", str(folder)]
-    done = subprocess.run(
-        [*command, "demo", "--events", "8000", "--queues", "4", "--batches", "4"],
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-        env=os.environ | {"TMPDIR": str(temporary)},
-    )
-    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
-    assert done.stderr == ""
-    produced, killed, resumed, audited = map(json.loads, done.stdout.splitlines())
-    assert (produced["step"], produced["events"], produced["queues"]) == ("produced", 8000, 4)
-    # Some batches were committed, one was in flight, and the second run wrote the rest.
-    assert killed["step"] == "killed"
-    assert killed["killed_in"] == killed["committed"] in (2, 3)
-    assert (resumed["killed_in"], resumed["committed"], resumed["events"]) == (None, 4, 8000)
-    assert (audited["lost"], audited["duplicated"], audited["out_of_order"], audited["ok"]) == (0, 0, 0, True)
-    # No process is left, and no files except those that the demo names.
-    assert [
-        process for process in psutil.process_iter(["cmdline"]) if str(folder) in " ".join(process.info["cmdline"] or [])
-    ] == []
-    assert sorted(entry.name for entry in folder.iterdir()) == ["checkpoint", "spark.log"]
-    assert list(temporary.iterdir()) == []

@@ -25,8 +25,8 @@ from orderedmq.errors import RocketMQError, RocketMQUnavailableError, TopicError
 from orderedmq.model import MessageQueue
 from orderedmq.parking import Parking, Ticket, lot_token, parked_queue, parked_topic
 from orderedmq.pulls import pulls
-from orderedmq.rocketmq.local.probe import ask, find_free_port
-from orderedmq.rocketmq.local.servers import BrokerServer, Cluster
+from orderedmq.rocketmq.local.probe import ask
+from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.lane import Lane
 from orderedmq.rocketmq.wire import admin_requests
@@ -35,7 +35,6 @@ from orderedmq.rocketmq.wire.pull_frames import PullTemplate
 from orderedmq.rows.filters import Filter
 from tests.contract.support import locked, rows
 from tests.micro_batches import MicroBatchLoop
-from tests.quick_spark import QUICK_SERVER
 from tests.rocketmq.outbox_world import SHORT_SENDS, World, numbered
 from tests.rocketmq.outbox_world import rows as sink_rows
 from tests.rocketmq.peers import Peers
@@ -310,23 +309,6 @@ def test_a_reset_is_known_to_every_broker_behind_a_proxy(direct: Broker, through
     through.groups.unlock(new)
     again = locked(direct, "resetter", direct.groups.join("me"), queues)
     assert [token.reset for token in again] == [token.reset for token in new]
-
-
-@pytest.mark.nightly
-def test_a_proxy_in_local_mode_is_refused_by_name(newest: Cluster, tmp_path: pathlib.Path) -> None:
-    cluster = Cluster(tmp_path, newest.version, brokers=0, jvm=QUICK_SERVER)
-    inside = BrokerServer(tmp_path / "inside", newest.version, find_free_port(-2, 0, 1), cluster.address, cluster.name)
-    inside.home.mkdir()
-    (tmp_path / "proxy").mkdir()
-    local = ProxyServer(tmp_path / "proxy", cluster, {"proxyMode": "LOCAL", "brokerConfigPath": inside.configure()[1]})
-    with cluster:
-        local.launch()
-        try:
-            until(lambda: _has_route(local.address), "the Proxy serves", 60)
-            with orderedmq.connect(namesrv_addr=local.address) as broker, pytest.raises(RocketMQError, match="local mode"):
-                print(broker.identity)
-        finally:
-            local.stop()
 
 
 def _has_route(address: str) -> bool:
