@@ -58,6 +58,7 @@ class ConcurrentSettings(Settings):
 
     @property
     def most_retries(self) -> int:
+        """The maximum number of retries of a message."""
         return MAX_RECONSUME_TIMES if self.max_reconsume_times == -1 else self.max_reconsume_times
 
     def engine(self, queue: MessageQueue, now: float, lot: LotView) -> ConcurrentEngine:

@@ -258,18 +258,11 @@ class Settings(ABC):
     statuses: ClassVar[type[Enum]]
     #: Whether a message that fails waits in a parking lot.
     parks: ClassVar[bool]
-    #: Whether a failed message is parked alone, so that newer messages of its key do not wait for it. With such a listener, the
-    #: source may use a retry topic instead of a parking lot. The broker then counts the retries, and the task sends it their limit
-    #: ``most_retries``.
+    #: Whether a failed message is parked alone, so that newer messages of its key do not wait for it.
     alone: ClassVar[bool]
     #: Number of messages that one call of `Engine.add` passes. A greater number allows batches with more messages of one key.
     add_together: ClassVar[int] = 4096
     max_reconsume_times: int
-
-    @property
-    def most_retries(self) -> int:
-        """The maximum number of retries. If -1 means a default, this is the default."""
-        return self.max_reconsume_times
 
     @property
     @abstractmethod

@@ -47,7 +47,6 @@ class Received:
     tags: str | None
     keys: str | None
     id: str
-    reconsumed: int
     properties: Mapping[str, str]
     #: time.monotonic() when the listener received the message.
     at: float
@@ -112,15 +111,11 @@ class Peers:
         client.setAwaitTerminationMillisWhenShutdown(5000)
         return Consumer(self, client, topic, consume)
 
-    def concurrent_consumer(
-        self, namesrv: str, group: str, topic: str, consume: Callable[[list[Received]], bool], **settings: Any
-    ) -> ConcurrentConsumer:
-        """Return a started MessageListenerConcurrently. Batches that ``consume`` refuses come back after 1 s, through %RETRY%."""
-        client = self._client(self.rocketmq.client.consumer.DefaultMQPushConsumer(group), namesrv, settings)
-        client.setConsumeFromWhere(self.rocketmq.common.consumer.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
+    def concurrent_consumer(self, namesrv: str, group: str, topic: str) -> ConcurrentConsumer:
+        """Return a started MessageListenerConcurrently that accepts every message."""
+        client = self._client(self.rocketmq.client.consumer.DefaultMQPushConsumer(group), namesrv, {})
         client.subscribe(topic, "*")
-        client.setAwaitTerminationMillisWhenShutdown(5000)
-        return ConcurrentConsumer(self, client, topic, consume)
+        return ConcurrentConsumer(self, client, topic, None)
 
     def admin(self, namesrv: str) -> Admin:
         client = self._client(self.rocketmq.tools.admin.DefaultMQAdminExt(), namesrv, {})
@@ -289,7 +284,7 @@ class Consumer:
 
 
 class ConcurrentConsumer(Consumer):
-    """A concurrent consumer. It locks no queues; messages that its listener refuses are sent back with delay level 1."""
+    """A concurrent consumer. It locks no queues."""
 
     STATUS = ("ConsumeConcurrentlyStatus", "CONSUME_SUCCESS", "RECONSUME_LATER")
 
@@ -313,7 +308,6 @@ def _received(message: Mapping[str, Any], where: Queue) -> Received:
         properties.get("TAGS"),
         properties.get("KEYS"),
         message["msgId"],
-        message["reconsumeTimes"],
         properties,
         time.monotonic(),
     )
@@ -337,10 +331,6 @@ class _Listener:
 
 
 class _ConcurrentListener(_Listener):
-    def consumeMessage(self, messages: Any, context: Any) -> Any:
-        context.setDelayLevelWhenNextConsume(1)
-        return self._consumer._given(messages, context.getMessageQueue())
-
     class Java:
         implements = ("org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently",)
 

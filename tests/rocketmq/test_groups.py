@@ -366,7 +366,7 @@ def test_a_java_consumer_and_a_query_share_a_group(usual: World, peers: Peers) -
 
 @pytest.mark.holds("agreement")
 def test_a_query_is_refused_while_its_group_has_a_concurrent_java_consumer(usual: World, peers: Peers) -> None:
-    java = peers.concurrent_consumer(usual.cluster.address, usual.group, usual.topic, lambda _: True)
+    java = peers.concurrent_consumer(usual.cluster.address, usual.group, usual.topic)
     try:
         first_good(lambda: java.has(usual.topic), lambda queues: len(queues) == 4)
         me = usual.broker.groups.join("me")
