@@ -8,9 +8,7 @@ import logging
 import os
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Sequence
-from random import Random
 from types import SimpleNamespace
 from typing import Any, ClassVar, cast
 
@@ -20,11 +18,8 @@ from pyspark.sql import DataFrame
 from ordered_source import ConsumeOrderlyStatus, consume_concurrently, consume_orderly
 from ordered_source.listener import calls, engine_task
 from ordered_source.listener.engine_task import Consumer
-from orderedmq.conditions import DataLossCondition
-from orderedmq.embedded.groups import EmbeddedGroups
-from orderedmq.errors import DataLossError, ListenerError, LockError, OptionError
+from orderedmq.errors import ListenerError, LockError, OptionError
 from orderedmq.listening.key_engine import OrderPerKey
-from tests.contract.support import locked
 from tests.unit.test_engine_task import QUEUE, Rig, Running, rig
 from tests.waits import until
 
@@ -87,129 +82,6 @@ def test_a_thousand_calls_await_at_once_in_one_thread_each_of_another_key(rig: R
     assert (running.error, running.rows, listener.most) == (None, 2 * MANY + 7, MANY)
     assert len(listener.threads) == 1
     assert listener.threads.isdisjoint({threading.get_ident(), running.ident})
-
-
-class Storm:
-    """Listeners, one per attempt, that await and fail at random. They check that each call keeps the order of its key."""
-
-    def __init__(self, random: Random) -> None:
-        self.random = random
-        self.wrong: list[str] = []
-        self.under_way: dict[str, int] = {}
-        #: For each key, the offsets in the order in which they were first accepted.
-        self.accepted: dict[str, list[int]] = defaultdict(list)
-        self.calls = self.cut_off = 0
-        #: A failure to cause, and the number of the call at which it happens.
-        self.mishap: tuple[int, Callable[[], object]] | None = None
-        self.calm = False
-        #: The seconds that calls may sleep; one is chosen at random.
-        self.naps: Sequence[float] = ()
-
-    def attempt(self) -> Any:
-        """Return a listener. ``last`` has the newest offset of each key that the listener was given."""
-        last: dict[str, int] = {}
-
-        async def listen(messages: Sequence[Any], context: Any) -> Any:
-            key, offset, end = messages[0].sharding_key, messages[0].queue_offset, messages[-1].queue_offset
-            if key in self.under_way:
-                self.wrong.append(f"{key}: {offset} began while {self.under_way[key]} was under way")
-            if offset < last.get(key, -1):
-                self.wrong.append(f"{key}: {offset} came after {last[key]}")
-            last[key] = self.under_way[key] = offset
-            try:
-                await self._work()
-                if not self.calm and self.random.random() < 0.2:
-                    if self.random.random() < 0.5:
-                        raise ValueError("it fails")
-                    return SUSPEND
-                known = self.accepted[key]
-                known += [one.queue_offset for one in messages if one.queue_offset not in known]
-                last[key] = end
-                return SUCCESS
-            except asyncio.CancelledError:
-                self.cut_off += 1
-                raise
-            finally:
-                del self.under_way[key]
-
-        return listen
-
-    async def _work(self) -> None:
-        self.calls += 1
-        if self.mishap is not None and self.calls >= self.mishap[0]:
-            happens, self.mishap = self.mishap[1], None
-            happens()
-        for _ in range(self.random.randrange(3)):
-            await asyncio.sleep(self.random.choice(self.naps))
-
-
-@pytest.mark.holds("async listener")
-@pytest.mark.parametrize("seed", [1, 2, pytest.param(3, marks=pytest.mark.nightly), pytest.param(4, marks=pytest.mark.nightly)])
-def test_each_key_keeps_its_order_across_failures_and_cancelled_tasks(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch, seed: int
-) -> None:
-    """Micro-batches of 1,000 keys. Tasks are closed, lose their lock or get an error from the broker, and are then repeated."""
-    random = Random(seed)
-    storm = Storm(random)
-    monkeypatch.setattr("orderedmq.listening.engine.RETRY_TRUST", -1.0)
-    monkeypatch.setattr(engine_task, "GIVE_TOGETHER", 50)
-    park, broken = EmbeddedGroups.park, threading.Event()
-
-    def parking(self: EmbeddedGroups, *what: Any) -> list[bool]:
-        if broken.is_set():
-            broken.clear()
-            raise DataLossError(DataLossCondition.UNREADABLE, "the message is gone")
-        return park(self, *what)
-
-    monkeypatch.setattr(EmbeddedGroups, "park", parking)
-    rig.room = 10_000
-
-    def kind() -> Consumer:
-        return by_key(storm.attempt(), in_batch_attempts=2, max_reconsume_times=-1, consume_message_batch_max_size=2)
-
-    # After each failure, the micro-batch is repeated on the same rows.
-    mishaps = ["closed", "lost", "broken", "lost", "closed", None, None]
-    rounds = sent = 0
-    while mishaps or rig.lying():
-        rounds += 1
-        if mishaps:
-            rig.send(*(f"k{random.randrange(MANY)}" for _ in range(1200)))
-            sent += 1200
-        storm.calm = not mishaps
-        logged = rig.ends()
-        monkeypatch.setattr(rig, "ends", lambda logged=logged: logged)
-        while mishaps:
-            mishap = mishaps.pop(0)
-            if mishap == "lost":
-                storm.mishap = storm.calls + 300, lambda: rig.broker.admin.release("g", [QUEUE], force=True)
-            elif mishap == "broken":
-                broken.set()
-            elif mishap is None:
-                break
-            # Some calls are running whenever the failure happens. Without cancellation, they would last long enough to overlap
-            # with the next attempt.
-            storm.naps = (0, 0.001, 0.01, 0.5)
-            task = rig.task(kind(), planned=rounds > 1)
-            if mishap == "closed":
-                list(zip(range(3), task))
-                task.close()  # type: ignore[attr-defined]
-            else:
-                with pytest.raises(LockError if mishap == "lost" else DataLossError):
-                    list(task)
-            if mishap == "lost":
-                # No call is running any more, so the next owner may begin.
-                assert storm.under_way == {}
-                (rig.token,) = locked(rig.broker, "g", rig.broker.groups.join("me"), [QUEUE])
-            if random.random() < 0.5:
-                break
-        rig.now += 10_000
-        storm.naps = (0, 0.001, 0.01)
-        rig.run(kind(), planned=rounds > 1)
-        monkeypatch.delattr(rig, "ends")
-    assert storm.wrong == []
-    assert storm.cut_off > 10
-    assert all(offsets == sorted(offsets) for offsets in storm.accepted.values())
-    assert sorted(offset for offsets in storm.accepted.values() for offset in offsets) == list(range(sent))
 
 
 # -- cancellation --------------------------------------------------------------------------------------------------------------

@@ -44,38 +44,7 @@ def publish(batch: int, run: str = "r1", query: str = "a", **more: Any) -> Event
     return {"event": "publish", "query": query, "run": run, "batch": batch, "accepted": True, **more}
 
 
-RESET: Event = {"event": "reset", "group": "g"}
 THREE = [send(0), send(1), send(2)]
-
-
-@pytest.mark.parametrize(
-    "history",
-    [
-        pytest.param([], id="nothing happened"),
-        pytest.param([*THREE, deliver(0, 1, 2), offset(3)], id="all in order"),
-        pytest.param([*THREE, deliver(0), deliver(1, 2)], id="in several batches"),
-        pytest.param([send(0, "a"), send(1, "b"), deliver(1, lane="x", key="b"), deliver(0, lane="y", key="a")], id="keys in two lanes"),
-        pytest.param([send(0, None), send(1, None), deliver(1, lane="x", key=None), deliver(0, lane="y", key=None)], id="without a key"),
-        pytest.param([send(0), send(1, outcome="unknown"), deliver(0)], id="an unknown send that did not happen"),
-        pytest.param([send(0), send(1, outcome="unknown"), deliver(0, 1)], id="an unknown send that did"),
-        pytest.param([send(0), send(None, outcome="unknown", name="m1"), deliver(0, 1)], id="an unknown send without an offset"),
-        pytest.param([send(0), send(1, outcome="fail"), deliver(0)], id="a send that failed"),
-        pytest.param([*THREE, {"event": "loss", "queue": IN, "begin": 0, "end": 2}, deliver(2), offset(3)], id="a loss that was named"),
-        pytest.param([grant(1), grant(1), commit(2, 1), grant(4, "b"), commit(2, 1, accepted=False), commit(3, 4)], id="a take-over"),
-        pytest.param([commit(5, 1), RESET, commit(2, 1)], id="a seek"),
-        pytest.param([read(0, 0, 2), publish(0), read(1, 2, 3), publish(1)], id="ranges that touch"),
-        pytest.param([read(0, 0, 2), read(0, 0, 2, run="r2"), publish(0, "r2"), read(1, 2, 3, run="r2"), publish(1, "r2")], id="a replay"),
-        pytest.param([read(0, 0, 2), publish(0), read(0, 0, 2, run="r2"), publish(0, "r2", replayed=True)], id="a replay that was known"),
-        pytest.param(
-            [read(0, 0, 2), grant(2, "b"), publish(0, accepted=False), read(0, 0, 2, 2, "r2", "b"), publish(0, "r2", "b")],
-            id="a late publish that was refused",
-        ),
-        pytest.param([read(0, 0, 2), publish(0, began=3, at=9), grant(2, "b") | {"at": 5}], id="a grant while it was published"),
-        pytest.param([read(0, 0, 2), publish(0), RESET, read(1, 0, 1), publish(1)], id="ranges after a seek"),
-    ],
-)  # fmt: skip
-def test_a_good_history_has_no_anomalies(history: Sequence[Event]) -> None:
-    assert checker.judge(history) == []
 
 
 @pytest.mark.parametrize(

@@ -177,6 +177,7 @@ def test_each_parked_key_is_listed_with_what_its_first_message_says(
     lines = text("parked", "list", "g").splitlines()[2:]
     assert ["ValueError: no" in line for line in lines[1:4]] == [True, False, False]
     assert [word in line for word, line in zip(("in 60 m", "held", "now"), lines[1:4], strict=True)] == [True] * 3
+    assert ["offset 2" in line for line in lines[1:4]] == [False, True, False], "a message without a key has its offset"
 
 
 def test_reads_a_lot_again_that_its_owner_has_changed(
@@ -239,9 +240,10 @@ def test_an_order_reaches_the_owner(
 ) -> None:
     first, second, _ = queues
     later = soon(HOUR)
+    yes = ["--yes"] if action == "drop" else []
+    assert shown(run("parked", action, "g", "--all", *yes).rows, "keys") == [(0,)], "nothing is parked"
     owner.park(first, Ticket(0, 3, 1, later), Ticket(3, 0, 0, AT_ONCE), Ticket(1, 1, 1, later), Ticket(2, 1, 1, later))
     owner.park(second, Ticket(2, 1, 1, later))
-    yes = ["--yes"] if action == "drop" else []
     ran = run("parked", action, "g", "--key", "x", "--offset", "2", "--topic", "a/0", *yes)
     at = {"topic": "a", "broker": "embedded", "queue_id": 0, "owned": True}
     assert ran.rows == [{"group": "g", "action": action, "keys": 2, "messages": 3, "queues": [at]}]

@@ -62,3 +62,9 @@ def test_a_queue_that_is_not_there_is_refused_with_those_that_are(text: str, que
 def test_refuses_a_text_that_names_no_queue(text: str) -> None:
     with pytest.raises(OptionError, match="Write for example 3, broker-a/3 or orders/broker-a/0"):
         queue_names.find(text, TWO)
+
+
+@pytest.mark.parametrize("text", ["", "/1", "orders/", "orders/x", "orders//1", "orders/a/b/1", "orders/a/x"])
+def test_what_names_no_topic_or_queue(text: str) -> None:
+    with pytest.raises(OptionError, match="neither TOPIC nor TOPIC/BROKER/QUEUE"):
+        queue_names.topic_of(text)

@@ -173,12 +173,14 @@ def test_makes_no_dead_letter_of_a_message_whose_batch_failed(ack_index: int, re
     assert made.calls[0] == [0, 1, 2]
     if retries:
         # All come back when they are due, and each of them alone.
+        assert all("one of 3 messages" in str(parked._error) for parked in made.parked)
         assert {one.status for one in outcomes} == {"PARKED"}
         engine = ConcurrentEngine(QUEUE, engine.settings, 0.0, LotView(planned=made.parked))
         made = Task(engine, answer)
         outcomes = made.run()
         assert made.calls == [[0], [1], [2]]
     assert sorted((one.begin, one.status) for one in outcomes) == [(0, "SUCCESS"), (1, "DEAD_LETTER"), (2, "SUCCESS")]
+    assert not any("one of" in str(outcome.error) for outcome in outcomes if outcome.status == "DEAD_LETTER")
 
 
 def test_moves_messages_that_are_held_or_not_due() -> None:

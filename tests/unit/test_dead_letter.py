@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import random
-import signal
-import time
-import traceback
-import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -16,20 +10,14 @@ import pytest
 
 from ordered_source.columns import ReadContext
 from ordered_source.listener.dead_letter import separate
-from orderedmq.broker import SinkBatch
 from orderedmq.embedded.broker import EmbeddedBroker
-from orderedmq.embedded.check import check
 from orderedmq.endpoint import Endpoint
 from orderedmq.errors import LockError
-from orderedmq.model import DEAD_LETTER_PREFIX, MessageQueue, OffsetRange
+from orderedmq.model import DEAD_LETTER_PREFIX, MessageQueue
 from orderedmq.ownership.lock import LockToken
-from orderedmq.ownership.micro_batch import SourceRun
 from orderedmq.tools import dead_letters
-from tests.contract.support import bodies, locked, rows
+from tests.contract.support import locked, rows
 
-#: How many times a process is killed, unless it finishes before.
-KILLS = 20
-OUT = MessageQueue("out", "embedded", 0)
 QUEUES = [MessageQueue("orders", "embedded", number) for number in (0, 1)]
 
 
@@ -112,65 +100,3 @@ def test_an_owner_without_its_lock_stores_and_passes_no_row(world: World) -> Non
 
 #: The number of messages, and of messages per micro-batch, in the test that kills processes.
 MESSAGES, SPAN = 400, 10
-
-
-def process_all(path: Path, steps: int) -> None:
-    """Run a query from ``orders`` to ``out`` until it ends. Every third message is a dead letter. Write a byte to ``steps`` at each step."""
-    with EmbeddedBroker(path) as broker:
-        [token] = locked(broker, "g", broker.groups.join("me"), QUEUES[:1])
-        text = ReadContext.of(Endpoint(str(path)), broker.identity, token).to_text()
-        columns = ("topic", "broker_name", "queue_id", "queue_offset", "body", "sharding_key", "message_id")
-        while (begin := broker.groups.offsets("g", QUEUES[:1]).get(QUEUES[0], 0)) < MESSAGES:
-            run = SourceRun("query", begin // SPAN, uuid.uuid4().hex)
-            broker.outbox.register(run, QUEUES[0], OffsetRange(begin, begin + SPAN), token)
-            staging = broker.outbox.open(SinkBatch("sink", begin // SPAN, run), 0)
-
-            def batches(begin: int = begin) -> Iterator[pa.RecordBatch]:
-                for at in range(begin, begin + SPAN, 5):
-                    found = broker.log.pull(QUEUES[0], at, 5, 1 << 30, columns)
-                    why = ["bad" if offset % 3 == 0 else None for offset in range(at, at + 5)]
-                    arrays = [*found.columns, pa.array([text] * 5), pa.array(why, pa.string())]
-                    os.write(steps, b".")
-                    yield pa.RecordBatch.from_arrays(arrays, names=[*columns, "lock_token", "why"])
-                os.write(steps, b".")
-
-            for passing in separate(batches()):
-                staging.add(OUT, passing.select(["body", "sharding_key"]))
-            broker.outbox.publish(SinkBatch("sink", begin // SPAN, run), [staging.receipt()])
-
-
-def test_processes_that_are_killed_leave_each_message_in_the_output_or_as_one_letter(tmp_path: Path) -> None:
-    path = tmp_path / "store"
-    with EmbeddedBroker(path) as broker:
-        broker.admin.create_topic("orders", 1)
-        broker.admin.create_topic("out", 1)
-        broker.log.append({QUEUES[0]: rows([str(n) for n in range(MESSAGES)], sharding_key=["k"] * MESSAGES)})
-    draw, kills = random.Random(5), 0
-    while True:
-        reading, writing = os.pipe()
-        child = os.fork()
-        if not child:
-            try:
-                process_all(path, writing)
-            except BaseException:
-                traceback.print_exc()
-                os._exit(1)
-            os._exit(0)
-        os.close(writing)
-        if kills < KILLS:
-            for _ in range(draw.randint(1, 12)):
-                os.read(reading, 1)
-            # A step takes a few milliseconds.
-            time.sleep(draw.uniform(0, 0.01))
-            os.kill(child, signal.SIGKILL)
-        _, status = os.waitpid(child, 0)
-        os.close(reading)
-        if not os.WIFSIGNALED(status):
-            assert status == 0
-            break
-        kills += 1
-    with EmbeddedBroker(path) as broker:
-        letters = MessageQueue(DEAD_LETTER_PREFIX + "g", "embedded", 0)
-        assert bodies(broker, letters) == [str(n) for n in range(MESSAGES) if n % 3 == 0]
-        assert bodies(broker, OUT) == [str(n) for n in range(MESSAGES) if n % 3]
-    assert check(path) == []

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from hypothesis import given
-from hypothesis import strategies as st
-
 from orderedmq.model import MessageQueue
 from orderedmq.ownership import lock as rules
 from orderedmq.ownership.lock import ClientIdentity, Instant, LockToken, QueueLock
@@ -174,53 +171,3 @@ def test_an_orphaned_lock_holds_for_its_owner_and_a_new_queue_of_the_name_is_fre
         again = ask(orphan, client, 21.0, 2, unasked)
         assert again is not None
         assert (again.epoch, again.tenure, again.orphaned) == (2, 2, False)
-
-
-STEPS = st.lists(
-    st.tuples(
-        st.sampled_from(["lock", "renew", "unlock", "linger", "seek", "die"]),
-        st.sampled_from([A1, A2, B1]),
-        st.sampled_from([0.0, 1.0, 20.0, 59.0, 60.0, 61.0]),
-    ),
-    max_size=30,
-)
-
-
-@given(STEPS)
-def test_at_most_one_client_holds_a_queue_and_epochs_only_grow(steps):
-    """A simple model of the rules: two living clients never hold the lock at the same time, and each epoch is granted once."""
-    lock: QueueLock | None = None
-    now, epoch, best = 0.0, 0, 0
-    dead: set[str] = set()
-    tokens: dict[str, LockToken] = {}
-    for what, client, pause in steps:
-        now += pause
-        before = lock
-        token = tokens.get(client.client_id)
-        if what == "lock" and client.client_id not in dead:
-            epoch += 1
-            after = ask(lock, client, now, epoch, lambda one: one not in dead)
-            if after is not None:
-                lock = after
-                tokens[client.client_id] = token_of(after)
-                assert after.epoch == epoch or (before is not None and after.epoch == before.epoch)
-                if before is not None and before.held and not before.expired(at(now)) and before.client_id != client.client_id:
-                    assert before.client_id in dead
-                    assert not before.lingering or before.owner == client.owner
-        elif what == "renew" and token is not None:
-            lock = rules.renew(lock, token, at(now)) or lock
-            assert lock is not None
-            assert lock.epoch == (before.epoch if before else 0)
-            assert lock.held == (before is not None and before.held)
-        elif what in ("unlock", "linger") and token is not None:
-            lock = rules.unlock(lock, token, at(now), 20.0 if what == "linger" else 0.0) or lock
-        elif what == "seek" and lock is not None:
-            epoch += 1
-            lock = rules.sought(epoch, at(now))
-        elif what == "die":
-            dead.add(client.client_id)
-        if lock is not None:
-            assert lock.epoch >= best
-            best = lock.epoch
-            assert lock.tenure <= lock.epoch
-            assert sum(rules.is_current(lock, one) for one in tokens.values()) <= 1

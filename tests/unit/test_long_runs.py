@@ -5,21 +5,15 @@ from __future__ import annotations
 import gc
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
 
-import pyarrow as pa
 import pytest
 
 import orderedmq
 from ordered_source import stream_reader
-from orderedmq.broker import QueueBounds
 from orderedmq.embedded.store import layout
-from orderedmq.model import DEAD_LETTER_PREFIX, MessageQueue
-from orderedmq.rocketmq.group import dead_letters
-from orderedmq.rocketmq.group.dead_letters import DeadLetterTopic
 from tests.stopped_readers import stopped
 from tests.unit.test_parking_plan import Run, produce, ticket
 
@@ -104,33 +98,3 @@ def test_the_driver_forgets_parked_messages_when_they_leave_the_lot(tmp_path: Pa
     assert full - empty > count
     assert abs(full_again - full) < count / 4
     assert abs(empty_again - empty) < count / 4
-
-
-def test_remembers_the_last_letters_of_a_dead_letter_topic(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker remembers only as many keys as it searches for repeats. Otherwise its memory would grow with each letter."""
-    monkeypatch.setattr(dead_letters, "LOOK_BACK", 64)
-    target = MessageQueue(DEAD_LETTER_PREFIX + "g", "broker-a", 0)
-    letters: list[str] = []
-
-    class Log:
-        def bounds(self, queues: Sequence[MessageQueue]) -> Mapping[MessageQueue, QueueBounds]:
-            return {queue: QueueBounds(0, len(letters)) for queue in queues}
-
-        def reading(self, how: object) -> Log:
-            del how
-            return self
-
-        def pull(self, queue: MessageQueue, offset: int, most: int, size: int, columns: Sequence[str]) -> pa.RecordBatch:
-            del queue, size
-            found = letters[offset : offset + most]
-            values = {"message_id": found, "properties": [[] for _ in found]}
-            types = {"message_id": pa.string(), "properties": pa.map_(pa.string(), pa.string())}
-            return pa.record_batch({name: pa.array(values[name], types[name]) for name in columns})
-
-    topic = DeadLetterTopic(cast(Any, SimpleNamespace()), cast(Any, Log()), cast(Any, None))
-    for _ in range(20):
-        letters.extend(f"letter-{number}" for number in range(len(letters), len(letters) + 16))
-        seen, end = topic._look("g", target)
-        assert end == len(letters)
-        assert set(letters[-64:]) <= set(seen)
-    assert len(seen) == 64

@@ -140,46 +140,6 @@ def test_without_lineage_an_exclusive_query_repeats_its_batch_unless_all_of_it_w
             assert owner.owned[Q0].position == (5 if repeated or at_group is None else at_group)
 
 
-@pytest.mark.parametrize("former", ["other", None])
-@pytest.mark.parametrize("lineage", [True, False], ids=["embedded", "rocketmq"])
-@pytest.mark.parametrize("policy", Policy)
-@pytest.mark.parametrize(("at_group", "position"), [(None, 5), (2, 5), (5, 5), (7, 7)])
-def test_a_checkpoint_of_another_group_is_followed_unless_the_group_is_beyond_it(
-    at_group: int | None, position: int, policy: Policy, lineage: bool, former: str | None
-) -> None:
-    group = {} if at_group is None else {Q0: at_group}
-    start, end = (replace(logged({Q0: at}, {Q0: 4}), group=former) for at in (2, 5))
-
-    def owner() -> Owner:
-        owner = Owner("me", group="g", policy=policy, lineage=lineage)
-        owner.locked([replace(token(Q0, 99), reset=50)])
-        return owner
-
-    placed = owner()
-    _, behind, _ = placed.enter(end, group, {})
-    assert (placed.owned[Q0].position, behind) == (position, [])
-    assert placed.plan({}, {}).group == "g"
-    repeating = owner()
-    repeating.replay(start, end, group)
-    # A part of a batch is never repeated.
-    assert repeating.in_flight() == ({} if at_group is not None and at_group >= 5 else {Q0: OffsetRange(2, 5)})
-
-
-@pytest.mark.parametrize(("at_group", "position"), [(None, 3), (2, 3), (4, 4)])
-def test_a_tenure_that_is_broken_in_the_checkpoints_group_is_left_for_the_higher_of_both_groups_offsets(
-    at_group: int | None, position: int
-) -> None:
-    group = {} if at_group is None else {Q0: at_group}
-    start, end = (replace(logged({Q0: at}, {Q0: 4}), group="former") for at in (2, 5))
-    owner = Owner("me", group="g")
-    owner.locked([token(Q0, 99)])
-    owner.replay(start, end, group, {Q0: 3})
-    assert owner.in_flight() == {}
-    commit, _, left = owner.enter(end, group, {}, {Q0: 3})
-    assert (owner.owned[Q0].position, left) == (position, {Q0: (5, position)})
-    assert (commit is None) == (at_group == 4), "the group must learn where the queue begins"
-
-
 def test_a_checkpoint_of_a_group_is_followed_without_one() -> None:
     owner = Owner("me")
     owner.assume([Q0])

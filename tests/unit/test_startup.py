@@ -187,6 +187,12 @@ def test_a_master_in_sparks_own_settings_counts(cache: Path, tmp_path: Path, mon
     assert "SPARK_HOME" in os.environ
 
 
+def test_a_pyspark_that_only_this_program_finds_keeps_its_zip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not tuning.importable_by_workers(tmp_path / "pyspark")
+    monkeypatch.setenv("PYTHONPATH", f"/elsewhere{os.pathsep}{tmp_path}")
+    assert tuning.importable_by_workers(tmp_path / "pyspark")
+
+
 def test_the_links_follow_what_is_installed(cache: Path, tmp_path: Path) -> None:
     spark = tmp_path / "pyspark"
     for name in ("bin", "jars", "python", "sbin", "__pycache__"):
