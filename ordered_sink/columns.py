@@ -179,19 +179,19 @@ def sorted_rows(
 
     Raises SinkError ORDER_BUFFER_FULL with the message ``full`` if the rows take more than ``limit`` bytes.
     """
-    held: list[pa.RecordBatch] = []
+    batches_held: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:
         if not batch.num_rows:
             continue
-        held.append(batch)
+        batches_held.append(batch)
         size += batch.nbytes
         if size > limit:
             raise SinkError(SinkCondition.ORDER_BUFFER_FULL, full)
-    if held:
-        whole = held[0] if len(held) == 1 else concat_batches(held)
+    if batches_held:
+        whole = batches_held[0] if len(batches_held) == 1 else concat_batches(batches_held)
         # Release each copy before the next one is made, because the caller also copies the result.
-        held.clear()
+        batches_held.clear()
         ordered = whole.take(_sorted(whole, columns))
         del batch, whole
         yield ordered

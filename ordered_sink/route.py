@@ -86,9 +86,9 @@ def _number_of(queues: int, keying: Keying) -> Callable[..., Any]:
 
     def number_of(keys: pd.Series, missing: pd.Series) -> pd.Series:
         of = None if keys.dtype.kind == "i" else pa.string()
-        given = pa.array(keys, of, mask=missing.to_numpy(dtype=bool), from_pandas=False)
+        array = pa.array(keys, of, mask=missing.to_numpy(dtype=bool), from_pandas=False)
         # This is the sink's rule. A row without a key goes to the first task, where the sink spreads such rows over queues.
-        return pd.Series(numbers[keying.queues_of(given, queues, "a batch that route moves")])
+        return pd.Series(numbers[keying.queues_of(array, queues, "a batch that route moves")])
 
     return pandas_udf(number_of, IntegerType())  # type: ignore[call-overload, no-any-return, unused-ignore]
 

@@ -21,7 +21,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 from ordered_sink.columns import Plan, sorted_rows
 from orderedmq.broker import Broker, Receipt, SinkBatch, Staging
 from orderedmq.conditions import MessageCondition, TopicCondition
-from orderedmq.connections import kept
+from orderedmq.connections import cached
 from orderedmq.errors import MessageError, TopicError
 from orderedmq.model import DEFAULT_COMPRESSION, MessageQueue, check_topic
 from orderedmq.options.sink import SinkOptions
@@ -42,7 +42,7 @@ Words = npt.NDArray[np.uint64]
 #: The number of hashes to collect before duplicates are removed.
 _GATHER: Final = 1 << 18
 #: Size of the table of recently seen hashes, which fits into a core's cache.
-_KNOWN: Final = 1 << 16
+_RECENT: Final = 1 << 16
 
 
 @dataclass
@@ -90,7 +90,7 @@ def write(
     context = TaskContext.get()
     assert context is not None, "a writer runs in a Spark task"
     batch = sink_batch(options, run_of(context.getLocalProperty), job, streaming=streaming)
-    broker = kept(options.endpoint, identity)
+    broker = cached(options.endpoint, identity)
     staging = broker.outbox.open(batch, context.partitionId())
     try:
         seed = batch.batch_id * 65537 + context.partitionId()
@@ -260,22 +260,22 @@ def target_queues(broker: Broker, topic: str, options: SinkOptions) -> list[Mess
     Raises TopicError MISSING; QUEUE_COUNT if the topic's number of queues differs from the option, because keys would then go to
     other queues; NO_SUCH_QUEUE for a read-only topic.
     """
-    wanted = options.topic_queue_nums
+    count = options.topic_queue_nums
     try:
         queues = broker.log.targets(topic)
     except TopicError:
-        if wanted is None:
+        if count is None:
             raise
         try:
-            broker.admin.create_topic(topic, wanted, compression=options.compression or DEFAULT_COMPRESSION)
+            broker.admin.create_topic(topic, count, compression=options.compression or DEFAULT_COMPRESSION)
         except TopicError as error:
             if error.sub != TopicCondition.EXISTS:
                 raise
         queues = broker.log.targets(topic)
-    if wanted is not None and len(queues) != wanted:
+    if count is not None and len(queues) != count:
         raise TopicError(
             TopicCondition.QUEUE_COUNT,
-            f"topic {topic!r} has {len(queues)} queues, but option topicQueueNums says {wanted}: with another number, keys go to other queues. "
+            f"topic {topic!r} has {len(queues)} queues, but option topicQueueNums says {count}: with another number, keys go to other queues. "
             "Correct the option, or over RocketMQ wait for the broker that is away",
         )
     return queues
@@ -292,13 +292,13 @@ class SeenKeys:
         self._waiting: list[Words] = []
         self._count = 0
         #: Index: the last bits of a hash. Value: an added hash with these bits; at first, a value whose last bits differ from the index.
-        self._known: Words = np.arange(1, _KNOWN + 1, dtype=np.uint64)
+        self._recent: Words = np.arange(1, _RECENT + 1, dtype=np.uint64)
 
     def add(self, hashes: Words) -> None:
         # Keys repeat, and a lookup is several times faster than sorting.
-        mask = np.uint64(_KNOWN - 1)
-        new = _distinct(hashes[self._known[hashes & mask] != hashes])
-        self._known[new & mask] = new
+        mask = np.uint64(_RECENT - 1)
+        new = _distinct(hashes[self._recent[hashes & mask] != hashes])
+        self._recent[new & mask] = new
         self._waiting.append(new)
         self._count += len(new)
         if self._count > _GATHER:

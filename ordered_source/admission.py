@@ -76,12 +76,12 @@ class Admission:
         """
         first = next(iter(counts))
         begin = backlog[first].begin
-        left = size
+        room = size
         with contextlib.suppress(DataLossError):
             head = log.pull(first, begin, 1, _NO_LIMIT, _BODY).column("body")
-            left -= len(head[0].as_py()) if len(head) else 0
+            room -= len(head[0].as_py()) if len(head) else 0
         out = {first: 1}
-        if left <= 0:
+        if room <= 0:
             return out
         total = sum(counts.values())
         for queue in counts:
@@ -89,7 +89,7 @@ class Admission:
             offset = backlog[queue].begin + (1 if queue == first else 0)
             end = backlog[queue].begin + counts[queue]
             try:
-                reached = log.advance(queue, offset, end, left * counts[queue] // total)
+                reached = log.advance(queue, offset, end, room * counts[queue] // total)
             except DataLossError as error:
                 reached = min(error.resume_at or offset, end)
             if reached > backlog[queue].begin:

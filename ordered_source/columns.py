@@ -28,7 +28,7 @@ from pyspark.sql.types import (
 
 from orderedmq.broker import Broker
 from orderedmq.conditions import LockCondition, OptionCondition, SchemaCondition
-from orderedmq.connections import kept
+from orderedmq.connections import cached
 from orderedmq.endpoint import Credentials, CredentialsFile, Endpoint, TlsOptions
 from orderedmq.errors import LockError, OptionError, SchemaError
 from orderedmq.model import MessageQueue
@@ -193,14 +193,14 @@ class ReadContext:
     def from_text(cls, text: str) -> ReadContext:
         """Return the inverse of ``to_text``. Raises LockError MALFORMED for any other text."""
         try:
-            given: dict[str, Any] = json.loads(text)
-            version = given.pop(_VERSION)
+            fields_read: dict[str, Any] = json.loads(text)
+            version = fields_read.pop(_VERSION)
             if type(version) is int and version != VERSION:
                 raise _malformed(
                     text,
                     f"has version {version}, but this process reads {VERSION}. Use the same version of orderedmq everywhere",
                 )
-            context: ReadContext = _from_json(cls, given)
+            context: ReadContext = _from_json(cls, fields_read)
             endpoint = context.endpoint
             secret = endpoint.tls is not None and endpoint.tls.key_password is not None
             if version == VERSION and (endpoint.path is None) != (endpoint.namesrv_addr is None) and not secret:
@@ -222,7 +222,7 @@ class ReadContext:
         ``listener`` is the function name for error messages. ``credentials`` and ``tls`` are needed only if the source has secrets that
         rows do not contain: an account's keys as options, or a password of a TLS key. Raises OptionError MISSING without them.
         """
-        for secret, needed, given, remedy in (
+        for secret, needed, secret_given, remedy in (
             ("an account (accessKey)", self.account, credentials, "credentials=orderedmq.Credentials(access_key, secret_key)"),
             (
                 "a client key with a password (tlsKeyPassword)",
@@ -231,7 +231,7 @@ class ReadContext:
                 "tls=orderedmq.TlsOptions(..., key_password=...)",
             ),
         ):
-            if needed and given is None:
+            if needed and secret_given is None:
                 raise OptionError(
                     OptionCondition.MISSING,
                     f"the source reads queue {queue} with {secret}, but rows do not carry secrets. Also pass it to the listener, with "
@@ -241,7 +241,7 @@ class ReadContext:
         if not endpoint.embedded:
             endpoint = replace(endpoint, credentials=credentials or endpoint.credentials, tls=tls or endpoint.tls)
         token = LockToken(self.group, queue, "", self.client_id, self.epoch, 0, only_run=self.only_run)
-        return TaskLock(kept(endpoint, self.identity), token, self.lot)
+        return TaskLock(cached(endpoint, self.identity), token, self.lot)
 
 
 #: The fields that are objects in the JSON.
@@ -263,10 +263,10 @@ def _to_json(value: Any) -> Any:
     return {name: _to_json(inner) for name, inner in named.items()}
 
 
-def _from_json(kind: type[Any], given: Mapping[str, Any]) -> Any:
-    """Return the dataclass whose fields are in ``given``. Raises TypeError, KeyError or AttributeError if they do not fit."""
+def _from_json(kind: type[Any], members: Mapping[str, Any]) -> Any:
+    """Return the dataclass whose fields are in ``members``. Raises TypeError, KeyError or AttributeError if they do not fit."""
     values, types = {}, _TYPES[kind]
-    for name, value in given.items():
+    for name, value in members.items():
         if name in _OBJECTS:
             values[name] = _from_json(_OBJECTS[name], value)
         elif value is not None and type(value) in (get_args(types[name]) or (types[name],)):

@@ -324,16 +324,16 @@ class GroupSession(Session):
         Raises LockError HELD_BY_OTHER for a queue that the query needs.
         """
         deadline = time.monotonic() + self._options.lock_timeout
-        wanted: Sequence[MessageQueue] = action.queues
+        missing: Sequence[MessageQueue] = action.queues
         while True:
-            answers = self._groups.lock(self.group, self._client, wanted, action.tenures)
+            answers = self._groups.lock(self.group, self._client, missing, action.tenures)
             refused = [answer for answer in answers.values() if isinstance(answer, Refusal)]
             granted = [answer for answer in answers.values() if isinstance(answer, LockToken)]
             if refused and action.all_or_none:
                 self._groups.unlock(granted)
             else:
                 self.owner.locked(granted)
-                wanted = [refusal.queue for refusal in refused]
+                missing = [refusal.queue for refusal in refused]
             self._renewal.keep(self.owner.tokens())
             missed = self.owner.indispensable(action, refused)
             if not refused or not (missed or patient):
@@ -355,10 +355,10 @@ class GroupSession(Session):
         Deleted topics are skipped: the boundary finds out later which of their messages are lost.
         """
         mine = set(self.owner.all_tokens())
-        left = {token: offset for token, offset in self._uncommitted.items() if token in mine}
-        for topic in sorted({token.queue.topic for token in left}):
+        commits = {token: offset for token, offset in self._uncommitted.items() if token in mine}
+        for topic in sorted({token.queue.topic for token in commits}):
             with contextlib.suppress(TopicError):
-                self._commit({token: offset for token, offset in left.items() if token.queue.topic == topic})
+                self._commit({token: offset for token, offset in commits.items() if token.queue.topic == topic})
         self._uncommitted = {}
 
     def _commit(self, offsets: Mapping[LockToken, int]) -> None:
@@ -403,9 +403,9 @@ class GroupSession(Session):
     def drop(self, queues: Iterable[MessageQueue]) -> None:
         before = self.owner.tokens()
         super().drop(queues)
-        left = set(self.owner.tokens())
+        remaining = set(self.owner.tokens())
         # A deleted queue has a lock too, which another member would wait for if the topic is created again.
-        self._unlock([token for token in before if token not in left])
+        self._unlock([token for token in before if token not in remaining])
 
     def repeat(self, start: Checkpoint, end: Checkpoint, missing: Sequence[MessageQueue], lot_ends: OffsetMap) -> None:
         super().repeat(start, end, missing, lot_ends)
@@ -430,17 +430,17 @@ class GroupSession(Session):
         former = self._former(start, {queue: at for queue, at in start.next.items() if queue in begins}, ends)
         # Before RocketMQ 5.0, a group keeps its offset of a former parking lot.
         offsets = {queue: at for queue, at in offsets.items() if queue not in self._new_lots or at <= ends.get(queue, 0)}
-        commit, behind, left = self.owner.enter(start, offsets, begins, former)
+        commit, behind, moved = self.owner.enter(start, offsets, begins, former)
         self._new_lots.clear()
         if changed:
-            left = {}
+            moved = {}
             self._warn_of_another_group(start, begins)
         for late in behind:
             log.warning(
                 "the checkpoint is behind group %s: queue %s is read again from %d, although the group's offset was %d",
                 self.group, late.queue, late.checkpoint, late.group,
             )  # fmt: skip
-        for queue, (logged, at) in left.items():
+        for queue, (logged, at) in moved.items():
             log.warning(
                 "queue %s of group %s had another owner, was reset, or was created again: it is read from %d, not from the checkpoint's %d",
                 queue, self.group, at, logged,
@@ -528,20 +528,20 @@ def another_group(former: str | None, group: str | None, at: OffsetMap) -> Group
     )
 
 
-def held_by_other_error(group: str, refused: Sequence[Refusal], wanted: int, owner_id: str) -> LockError:
-    """Return the error for the query ``owner_id``, which needs all ``wanted`` queues but was refused the locks in ``refused``."""
+def held_by_other_error(group: str, refused: Sequence[Refusal], queue: int, owner_id: str) -> LockError:
+    """Return the error for the query ``owner_id``, which needs all ``queue`` queues but was refused the locks in ``refused``."""
     first = refused[0]
     if first.owner == owner_id:
         return LockError(
             LockCondition.HELD_BY_OTHER,
-            f"{len(refused)} of {wanted} queues of group {group!r} are held by another run of this same query ({first.client_id}), which "
+            f"{len(refused)} of {queue} queues of group {group!r} are held by another run of this same query ({first.client_id}), which "
             f"{'is alive' if first.alive else 'may be alive'}: {FORMER_RUN} its lock of {first.queue} has ended (in "
             f"{first.remaining:.0f} s unless it is renewed). No message is lost while this query waits",
         )
     if not first.owner:
         return LockError(
             LockCondition.HELD_BY_OTHER,
-            f"{len(refused)} of {wanted} queues of group {group!r} are held by {first.holder}, whose lock of {first.queue} ends within "
+            f"{len(refused)} of {queue} queues of group {group!r} are held by {first.holder}, whose lock of {first.queue} ends within "
             f"{first.remaining:.0f} s unless it is renewed. Start this query again after that, give it a separate consumerGroup, set "
             "messageModel=broadcasting to read every message, or set assignment=shared to share the queues",
         )
@@ -551,7 +551,7 @@ def held_by_other_error(group: str, refused: Sequence[Refusal], wanted: int, own
         state = "is alive" if first.alive else "is not known to be alive"
     return LockError(
         LockCondition.HELD_BY_OTHER,
-        f"{len(refused)} of {wanted} queues of group {group!r} belong to {first.holder}, which {state}. Its lock "
+        f"{len(refused)} of {queue} queues of group {group!r} belong to {first.holder}, which {state}. Its lock "
         f"of {first.queue} ends in {first.remaining:.0f} s unless it is renewed. Stop that query, give this one a separate consumerGroup, "
         "set messageModel=broadcasting to read every message, or set assignment=shared for both to share the queues. For two outputs of "
         "one stream, use foreachBatch. If one query reads the group twice (a join or union of two loads), load once and use that "

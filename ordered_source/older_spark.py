@@ -78,29 +78,29 @@ def called_without_start(reader: Reader) -> Reader:
         #: The offset that Spark or this reader named last. None until then.
         _newest: dict[str, Any] | None = None
         #: Whether ``latestOffset`` was called.
-        _asked = False
+        _limit_asked = False
 
         def latestOffset(self) -> dict[str, Any]:
             start = self.initialOffset() if self._newest is None else self._newest
             end: dict[str, Any] = super().latestOffset(start, self.getDefaultReadLimit())
-            if not self._asked:
+            if not self._limit_asked:
                 self._warn_of_limit()
             if end != start:
                 # Spark calls no reportLatestOffset, but shows this answer as the latest offset in the query's progress.
                 end |= {"latest": self.reportLatestOffset()}
-            self._asked = True
+            self._limit_asked = True
             self._newest = end
             return end
 
         def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-            if start == end and self._asked:
+            if start == end and self._limit_asked:
                 # The wrapper asks for the latest offset before Spark has passed the newest logged offset.
                 raise OptionError(
                     OptionCondition.UNSUPPORTED,
                     "spark.sql.streaming.triggerAvailableNowWrapper.enabled is on, so this query would begin again instead of following its "
                     "checkpoint. Set it to false, which is its default",
                 )
-            if start != end and not self._asked:
+            if start != end and not self._limit_asked:
                 self._warn("repeats the last micro-batch of the query's previous run")
             self._newest = end
             planned: Sequence[InputPartition] = super().partitions(start, end)
@@ -110,9 +110,9 @@ def called_without_start(reader: Reader) -> Reader:
             if self._run is None or isinstance(self.getDefaultReadLimit(), ReadAllAvailable):
                 return
             backlog = self._run.session.backlog(self._run.positions.ends(None))
-            left = sum(span.messages for span in backlog.values())
-            if left:
-                self._warn(f"leaves {left} messages because of the limits in the source's options")
+            remaining = sum(span.messages for span in backlog.values())
+            if remaining:
+                self._warn(f"leaves {remaining} messages because of the limits in the source's options")
 
         @staticmethod
         def _warn(what: str) -> None:

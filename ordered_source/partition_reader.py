@@ -16,7 +16,7 @@ from pyspark.sql.datasource import InputPartition
 from ordered_source.columns import LOCK_TOKEN, TICKET, TICKET_TYPE, LotPlan, ReadContext, conform
 from orderedmq.broker import Broker, Log
 from orderedmq.conditions import DataLossCondition, TopicCondition
-from orderedmq.connections import kept
+from orderedmq.connections import cached
 from orderedmq.errors import DataLossError, TopicError, beyond_end, lost, queue_deleted, recreated, topic_deleted
 from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.options.source import SourceOptions
@@ -62,7 +62,7 @@ def read(
 
     Raises LockError LOST, DataLossError, StoreError OTHER_MACHINE or CORRUPT.
     """
-    broker = kept(options.endpoint, partition.identity)
+    broker = cached(options.endpoint, partition.identity)
     try:
         _check(broker, partition, options)
     except (DataLossError, TopicError) as error:

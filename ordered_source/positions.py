@@ -88,10 +88,10 @@ class Positions:
             ends[queue] = min(at.max_offset, target.get(queue, 0)) if target is not None and limited else at.max_offset
         return ends
 
-    def replay(self, start: Checkpoint, end: Checkpoint, known: Checkpoint) -> None:
+    def replay(self, start: Checkpoint, end: Checkpoint, current: Checkpoint) -> None:
         """Plan again the ranges of a batch that was logged before a restart.
 
-        ``known`` is ``end`` without the topics that were deleted or recreated. Topics that the options no longer select are repeated:
+        ``current`` is ``end`` without the topics that were deleted or recreated. Topics that the options no longer select are repeated:
         Spark commits the whole batch, so a run that selects them again would resume after it. Raises LockError HELD_BY_OTHER, GroupError
         PARKED.
         """
@@ -102,7 +102,7 @@ class Positions:
             logged = [leader_of(group, queue) for queue in logged]
         # A checkpoint of another group has that group's parking lots, in which no message is parked (`require_none_left`).
         logged = without_lots(logged)
-        missing = sorted({queue for queue in logged if queue in known.next and queue not in owner.owned})
+        missing = sorted({queue for queue in logged if queue in current.next and queue not in owner.owned})
         require_none(self._broker, self._options, missing)
         lots = self._broker.log.bounds([queue for queue in end.next if is_parked(queue)])
         session.repeat(start, end, missing, {lot: at.max_offset for lot, at in lots.items()})
@@ -136,14 +136,14 @@ class Anchors:
 
     def __init__(self) -> None:
         #: Topic -> monotonic seconds of the last request, and the sum of the topic's next offsets at that time.
-        self._asked: dict[str, tuple[float, int]] = {}
+        self._requests: dict[str, tuple[float, int]] = {}
 
     def of(
-        self, source: Log, topics: Iterable[str], kept: Mapping[str, str], following: Mapping[MessageQueue, int], now: float
+        self, source: Log, topics: Iterable[str], former: Mapping[str, str], following: Mapping[MessageQueue, int], now: float
     ) -> dict[str, str]:
         """Return the anchor of each topic, to be stored in the offset at the end of the next batch.
 
-        ``kept``: the anchors in the previous offset, without topics that were deleted or recreated. ``following``: the next offset of
+        ``former``: the anchors in the previous offset, without topics that were deleted or recreated. ``following``: the next offset of
         each queue after the batch. Raises TopicError MISSING.
         """
         ends: defaultdict[str, dict[MessageQueue, int]] = defaultdict(dict)
@@ -153,11 +153,11 @@ class Anchors:
         due: list[tuple[float, str]] = []
         for topic in topics:
             # An anchor from the checkpoint has an unknown age, so it is due.
-            at, then = self._asked.get(topic, (float("-inf"), 0))
-            if not kept.get(topic) and (topic not in kept or not then):
+            at, then = self._requests.get(topic, (float("-inf"), 0))
+            if not former.get(topic) and (topic not in former or not then):
                 out[topic] = self._ask(source, topic, ends[topic], now)
                 continue
-            out[topic] = kept[topic]
+            out[topic] = former[topic]
             if now - at >= REFRESH_SECONDS or sum(ends[topic].values()) - then >= REFRESH_MESSAGES:
                 due.append((at, topic))
         if due:
@@ -167,5 +167,5 @@ class Anchors:
         return out
 
     def _ask(self, source: Log, topic: str, ends: Mapping[MessageQueue, int], now: float) -> str:
-        self._asked[topic] = (now, sum(ends.values()))
+        self._requests[topic] = (now, sum(ends.values()))
         return source.anchor(topic, ends)

@@ -77,7 +77,7 @@ class Renewal:
         began = time.monotonic()
         if self._stopped.wait(min(RENEWAL_RETRY, self._interval)):
             return True
-        while self.failed is None and not self._cut_off() and (left := began + self._interval - time.monotonic()) > 0:
-            if self._stopped.wait(min(LOOK, left)):
+        while self.failed is None and not self._cut_off() and (seconds := began + self._interval - time.monotonic()) > 0:
+            if self._stopped.wait(min(LOOK, seconds)):
                 return True
         return False

@@ -172,10 +172,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._quiet = (change, start) if counts is not None else None
             self._quiet_until = self._next_look(change, now, lots)
             return start
-        taken = {**(counts or {}), **lots.counts}
+        planned = {**(counts or {}), **lots.counts}
         # A new checkpoint is logged even without rows, so that the start of each queue is decided only once.
-        anchors = self._anchors.of(log, watch.names, current.topics, owner.following(taken), now)
-        return run.session.plan(taken, anchors).to_spark()
+        anchors = self._anchors.of(log, watch.names, current.topics, owner.following(planned), now)
+        return run.session.plan(planned, anchors).to_spark()
 
     def _stops_here(self, start: Mapping[str, Any]) -> bool:
         """Return whether the query was asked to stop. The first call that finds a request gives the query's queues back."""
@@ -262,11 +262,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _end(self, run: QueryRun) -> None:
         """Give the queues back as at a boundary if the application says that Spark has committed the last planned batch."""
-        asked = run.stop_request.is_made
-        processed = run.stop_request.processed if asked else None
+        is_requested = run.stop_request.is_made
+        processed = run.stop_request.processed if is_requested else None
         if self._given_back:
             # The application may have overwritten the answer with a request that says how far Spark has committed.
-            if asked:
+            if is_requested:
                 run.stop_request.answer()
         elif processed is not None and (run.owner.is_planned(processed) or not run.owner.in_flight()):
             self._give_back(run, processed)

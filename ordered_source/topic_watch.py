@@ -63,10 +63,10 @@ class TopicWatch:
         """List the topics again at the next call of `topics`."""
         self._listed = (None, float("-inf"))
 
-    def queues(self, known: Checkpoint, target: Collection[MessageQueue] | None, *, shared: bool) -> list[MessageQueue]:
+    def queues(self, start: Checkpoint, target: Collection[MessageQueue] | None, *, shared: bool) -> list[MessageQueue]:
         """Return the queues to read. With a ``target``, return only the queues in it.
 
-        A query that does not share its group also reads every queue of its checkpoint ``known`` whose topic is selected, because without
+        A query that does not share its group also reads every queue of its checkpoint ``start`` whose topic is selected, because without
         an entry in the next offset, the query would forget how far it has read that queue.
         """
         queues = plan.queues_of(self._broker, self._topics)
@@ -75,8 +75,8 @@ class TopicWatch:
             queues = [queue for queue in queues if queue in target]
         if shared:
             return self._shared(queues)
-        former = self.former_topics(known)
-        read = {queue for queue in without_lots(known.next) if queue.topic not in former}
+        former = self.former_topics(start)
+        read = {queue for queue in without_lots(start.next) if queue.topic not in former}
         return [*queues, *sorted(read - set(queues))]
 
     def _shared(self, queues: list[MessageQueue]) -> list[MessageQueue]:
@@ -100,9 +100,9 @@ class TopicWatch:
         self._left_out = left_out
         return divided
 
-    def former_topics(self, known: Checkpoint) -> set[str]:
-        """Return the topics of ``known`` that the options no longer select."""
-        return {name for name in known.topics if not plan.selects(self._options, name)}
+    def former_topics(self, start: Checkpoint) -> set[str]:
+        """Return the topics of ``start`` that the options no longer select."""
+        return {name for name in start.topics if not plan.selects(self._options, name)}
 
     def require_place_of(self, start: Checkpoint) -> None:
         """Refuse a checkpoint of another store or of the other kind of broker. Raises StoreError REPLACED, OffsetError INVALID."""

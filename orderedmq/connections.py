@@ -54,30 +54,30 @@ def reach(endpoint: Endpoint, *, identity: str | None = None) -> Broker:
 
 
 #: Open connections with the process that opened them. The most recently used one is last.
-_kept: dict[tuple[Endpoint, str], tuple[int, Broker]] = {}
+_cached: dict[tuple[Endpoint, str], tuple[int, Broker]] = {}
 #: Each open store maps 1 TiB of address space, and a process has about 120 TiB. A Spark worker of tests may open many stores, one per test.
 _MOST_STORES: Final = 16
 
 
-def kept(endpoint: Endpoint, identity: str) -> Broker:
+def cached(endpoint: Endpoint, identity: str) -> Broker:
     """Return a connection that this process keeps open for later calls, because an executor's worker runs many short tasks.
 
     A child opens its own connection after a fork. At most 16 stores stay open; the least recently used one is closed first.
     """
-    known = _kept.pop((endpoint, identity), None)
-    if known is not None and known[0] == os.getpid():
+    connection = _cached.pop((endpoint, identity), None)
+    if connection is not None and connection[0] == os.getpid():
         # Put it back at the end, because it is now the most recently used one.
-        _kept[(endpoint, identity)] = known
-        return known[1]
+        _cached[(endpoint, identity)] = connection
+        return connection[1]
     broker = reach(endpoint, identity=identity)
     if endpoint.path is not None:
         _close_oldest()
-    _kept[(endpoint, identity)] = (os.getpid(), broker)
+    _cached[(endpoint, identity)] = (os.getpid(), broker)
     return broker
 
 
 def _close_oldest() -> None:
     """Close the least recently used stores, so that one more may be opened."""
-    stores = [key for key, (pid, _) in _kept.items() if key[0].path is not None and pid == os.getpid()]
+    stores = [key for key, (pid, _) in _cached.items() if key[0].path is not None and pid == os.getpid()]
     for key in stores[: max(0, len(stores) - _MOST_STORES + 1)]:
-        _kept.pop(key)[1].close()
+        _cached.pop(key)[1].close()

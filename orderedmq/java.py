@@ -132,13 +132,13 @@ def parse_version(text: str) -> int | None:
 def java_at(path: Path) -> Java | None:
     """Return the Java runtime at ``path``, or None if the file is missing or is no working Java, like the placeholder of macOS."""
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [path, "-version"], stdin=subprocess.DEVNULL, capture_output=True, timeout=60, text=True, errors="replace"
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    output = done.stderr + done.stdout
-    version = parse_version(output) if done.returncode == 0 else None
+    output = process.stderr + process.stdout
+    version = parse_version(output) if process.returncode == 0 else None
     if version is None:
         return None
     # Use only these two lines, because the other lines depend on how Java was called.

@@ -416,7 +416,7 @@ def restore(rows: pa.RecordBatch, queue: MessageQueue, lot: Lot) -> tuple[pa.Rec
         chosen.append(number)
         tickets.append((lot.place(own.offset), ticket))
         properties.append([(name, value) for name, value in items if name not in PARKED_PROPERTIES])
-    taken = rows.take(pa.array(chosen, pa.int64()))
+    restored = rows.take(pa.array(chosen, pa.int64()))
     of = [ticket for _, ticket in tickets]
     values: dict[str, Sequence[object]] = {
         "topic": [queue.topic] * len(of),
@@ -430,7 +430,7 @@ def restore(rows: pa.RecordBatch, queue: MessageQueue, lot: Lot) -> tuple[pa.Rec
         "properties": properties,
     }
     arrays = [
-        pa.array(values[field.name], field.type) if field.name in values else taken.column(field.name)
+        pa.array(values[field.name], field.type) if field.name in values else restored.column(field.name)
         for field in MESSAGE_SCHEMA
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=MESSAGE_SCHEMA), tickets

@@ -55,8 +55,8 @@ def select_schema(columns: tuple[str, ...]) -> pa.Schema:
 
 def unknown_column(name: str) -> SchemaError:
     """Return the error for a name that is not a column of messages."""
-    known = ", ".join(MESSAGE_SCHEMA.names)
-    return SchemaError(SchemaCondition.UNKNOWN_COLUMN, f"a message has no column {name!r}: its columns are {known}")
+    names = ", ".join(MESSAGE_SCHEMA.names)
+    return SchemaError(SchemaCondition.UNKNOWN_COLUMN, f"a message has no column {name!r}: its columns are {names}")
 
 
 def concat_batches(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:

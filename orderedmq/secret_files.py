@@ -44,17 +44,17 @@ def read_credentials(path: str) -> Credentials:
     what = "the credentials file"
     text = read_secret_file(path, what)
     try:
-        found = json.loads(text)
+        fields = json.loads(text)
     except ValueError:
-        found = None
+        fields = None
     required = ("accessKey", "secretKey")
     if (
-        not isinstance(found, dict)
-        or not found.keys() >= set(required)
-        or not found.keys() <= _FIELDS.keys()
-        or not all(isinstance(value, str) and value for value in found.values())
+        not isinstance(fields, dict)
+        or not fields.keys() >= set(required)
+        or not fields.keys() <= _FIELDS.keys()
+        or not all(isinstance(value, str) and value for value in fields.values())
     ):
         raise OptionError(
             OptionCondition.INVALID, f"{what} {path} does not have the form {_EXAMPLE}, where securityToken is optional"
         )
-    return Credentials(**{_FIELDS[name]: value for name, value in found.items()})
+    return Credentials(**{_FIELDS[name]: value for name, value in fields.items()})

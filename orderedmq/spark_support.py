@@ -96,8 +96,8 @@ def _installed() -> str | None:
         text = Path(spec.origin).with_name("version.py").read_text()
     except OSError:
         return None
-    found = re.search(r'^__version__.*?"([^"]+)"', text, re.MULTILINE)
-    return found[1] if found else None
+    version = re.search(r'^__version__.*?"([^"]+)"', text, re.MULTILINE)
+    return version[1] if version else None
 
 
 def concise(call: Callable[P, T]) -> Callable[P, T]:

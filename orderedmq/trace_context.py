@@ -147,24 +147,24 @@ def sending(broker_name: str, topic: str, rows: pa.RecordBatch) -> Iterator[pa.R
     from opentelemetry.trace import SpanKind
 
     index = rows.schema.get_field_index("properties")
-    given: list[Any] = [None] * rows.num_rows
+    properties: list[Any] = [None] * rows.num_rows
     if index >= 0:
         try:
-            given = repaired(rows.column(index).cast(PROPERTIES_TYPE))[0].to_pylist()
+            properties = repaired(rows.column(index).cast(PROPERTIES_TYPE))[0].to_pylist()
         except pa.ArrowException:
             # `Log.append` will refuse the column with an error that names it.
             yield rows
             return
-    carried = [dict(one or ()) for one in given]
+    carried = [dict(pairs or ()) for pairs in properties]
     attributes: dict[str, Any] = _attributes(broker_name, "send", topic)
     if len(carried) != 1:
         attributes["messaging.batch.message_count"] = len(carried)
-    links = _links([extract(one) for one in carried if TRACEPARENT in one])
+    links = _links([extract(pairs) for pairs in carried if TRACEPARENT in pairs])
     with _tracer().start_as_current_span(f"send {topic}", kind=SpanKind.PRODUCER, attributes=attributes, links=links):
         context = inject()
         # A message keeps its own context, because that is the context in which it was made.
         column = pa.array(
-            [list((one if TRACEPARENT in one else {**one, **context}).items()) for one in carried], PROPERTIES_TYPE
+            [list((pairs if TRACEPARENT in pairs else {**pairs, **context}).items()) for pairs in carried], PROPERTIES_TYPE
         )
         yield rows.set_column(index, "properties", column) if index >= 0 else rows.append_column("properties", column)
 

@@ -459,10 +459,10 @@ def end_workers() -> None:
 
     A store maps 1 TiB of address space, so a process can have only about 120 stores open.
     """
-    for pid, broker in connections._kept.values():
+    for pid, broker in connections._cached.values():
         if pid == os.getpid():
             broker.close()
-    connections._kept.clear()
+    connections._cached.clear()
 
 
 def _options(given: Mapping[str, object]) -> CaseInsensitiveDict:

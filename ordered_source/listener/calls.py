@@ -49,7 +49,7 @@ class _Process:
         self.loop: _Loop | None = None
 
 
-def kept(listener: Any, around: Callable[[Any], Any] | None = None) -> Any:
+def function_of(listener: Any, around: Callable[[Any], Any] | None = None) -> Any:
     """Return the function to call: ``listener`` itself or, if it is a class, a function that calls the current thread's object.
 
     ``around`` is a decorator for the function or object; it does not cover the creation of the object. The returned function is async if
@@ -62,13 +62,13 @@ def kept(listener: Any, around: Callable[[Any], Any] | None = None) -> Any:
     asynchronous = is_async(listener)
     watch = watched(listener) if asynchronous else None
 
-    def made(called: Any) -> Any:
+    def decorate(called: Any) -> Any:
         if watch is not None:
             called = watch(called)
         return called if around is None else around(called)
 
     if not isinstance(listener, type):
-        return made(listener)
+        return decorate(listener)
 
     #: The decorated function for each object, by the object's id.
     ready: dict[int, Any] = {}
@@ -80,7 +80,7 @@ def kept(listener: Any, around: Callable[[Any], Any] | None = None) -> Any:
             instance = objects[listener] = listener()
         called = ready.get(id(instance))
         if called is None:
-            called = ready[id(instance)] = made(instance)
+            called = ready[id(instance)] = decorate(instance)
         return called
 
     if asynchronous:
@@ -205,7 +205,7 @@ class Awaiting(Calls[T, R]):
         super().__init__()
         self._function = function
         self._todo: deque[T] = deque()
-        self._told = self._ended = False
+        self._scheduled = self._ended = False
         #: Only the loop's thread uses this.
         self._tasks: set[asyncio.Task[None]] = set()
         process = _process()
@@ -218,8 +218,8 @@ class Awaiting(Calls[T, R]):
     def start(self, work: T) -> None:
         self._todo.append(work)
         # One call of `_begin` starts all the work that was added before it runs.
-        if not self._told:
-            self._told = True
+        if not self._scheduled:
+            self._scheduled = True
             self._loop.call_soon_threadsafe(self._begin)
 
     def cancel(self) -> None:
@@ -232,13 +232,13 @@ class Awaiting(Calls[T, R]):
     # -- the loop's part
 
     def _begin(self) -> None:
-        self._told = False
+        self._scheduled = False
         # A cancelled call of an earlier task may be for the same key, and it ends only some iterations of the loop later.
         if self._todo and any(task not in self._tasks for task in self._cancelled):
             now = self._loop.time()
             self._patience = self._patience or now + PATIENCE
             if now < self._patience:
-                self._told = True
+                self._scheduled = True
                 self._loop.call_later(_LOOK, self._begin)
                 return
         self._begin_all()
@@ -346,7 +346,7 @@ def watched(listener: Any) -> Callable[[Any], AsyncCalled]:
     """
     watch = _Watch(listener)
 
-    def made(called: Callable[[Sequence[Any], Any], Awaitable[Any]]) -> AsyncCalled:
+    def decorate(called: Callable[[Sequence[Any], Any], Awaitable[Any]]) -> AsyncCalled:
         @wraps(listener, updated=())
         async def call(messages: Sequence[Any], context: Any) -> Any:
             watch.calls += 1
@@ -357,7 +357,7 @@ def watched(listener: Any) -> Callable[[Any], AsyncCalled]:
 
         return call
 
-    return made
+    return decorate
 
 
 class _Watch:

@@ -107,17 +107,17 @@ class _Letters:
 
     def __init__(self) -> None:
         #: For each lock: the lowest offset whose dead letters were requested, and the offsets from there on that have dead letters.
-        self._known: dict[LockToken, tuple[int, pa.Array]] = {}
+        self._letters: dict[LockToken, tuple[int, pa.Array]] = {}
 
     def settled(self, lock: TaskLock, rows: pa.RecordBatch) -> pa.Array:
         """Return for each row whether it becomes a dead letter now or became one in an earlier attempt."""
         offsets = rows.column("queue_offset")
         first: int = pc.min(offsets).as_py()
-        begin, letters = self._known.get(lock.token, (MAX_OFFSET, None))
+        begin, letters = self._letters.get(lock.token, (MAX_OFFSET, None))
         # Rows may come in any order after a shuffle.
         if first < begin:
             letters = pa.array(lock.broker.groups.letters(lock.token, [OffsetRange(first, MAX_OFFSET)]), pa.int64())
-            self._known[lock.token] = first, letters
+            self._letters[lock.token] = first, letters
         return pc.or_(pc.is_valid(rows.column(rows.num_columns - 1)), pc.is_in(offsets, letters))
 
 

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
 from ordered_source.columns import TICKET, LotPlace, LotPlan, ReadContext, TaskLock
-from ordered_source.listener.calls import Awaiting, Calls, Inline, Threads, kept
+from ordered_source.listener.calls import Awaiting, Calls, Inline, Threads, function_of
 from ordered_source.listener.task_rows import (
     Columns,
     Rows,
@@ -156,14 +156,14 @@ class _Task:
         self.queue, self._consumer, self._wall = queue, consumer, wall
         self._settings = settings = consumer.settings
         self._broker, self._token, self._plan = lock
-        listener = kept(consumer.listener, in_spans(lock.token.group) if consumer.trace_context else None)
+        listener = function_of(consumer.listener, in_spans(lock.token.group) if consumer.trace_context else None)
         self._caller = Caller(listener, consumer.hooks, log.warning, settings.statuses)
         self._out: list[Outcome] = []
         self._warned = 0
 
     def run(self, pieces: Iterator[QueueRows]) -> Iterator[pa.RecordBatch]:
         planned, rest = self._planned(pieces)
-        settled, rest = self._settled([one._offset for one in planned], rest)
+        settled, rest = self._settled([message._offset for message in planned], rest)
         planned, decided = settled.divide(planned)
         self._out += decided
         clock = time.monotonic
@@ -173,7 +173,7 @@ class _Task:
         try:
             while True:
                 action = engine.next(clock())
-                done = type(action) is Done
+                is_done = type(action) is Done
                 match action:
                     case Consume(batch):
                         calls.start(batch)
@@ -191,10 +191,10 @@ class _Task:
                     self._answered(engine, calls, None)
                 if self._warned < len(engine.warnings):
                     self._warn(engine)
-                if self._out and (done or len(self._out) >= GIVE_TOGETHER):
+                if self._out and (is_done or len(self._out) >= GIVE_TOGETHER):
                     outcomes, self._out = self._out, []
                     yield self._table(outcomes)
-                if done:
+                if is_done:
                     return
         finally:
             # No call starts after this, even if Spark closes the task or ends the process.
@@ -229,9 +229,9 @@ class _Task:
         try:
             match action:
                 case CheckLock():
-                    held = self._broker.groups.check(self._token)
-                    engine.lock(held, clock())
-                    if not held:
+                    is_held = self._broker.groups.check(self._token)
+                    engine.lock(is_held, clock())
+                    if not is_held:
                         calls.cancel()
                 case Park() | WriteLetter():
                     self._write(engine, action)
@@ -446,7 +446,7 @@ class Settled:
         """Read the parking lot ``parked`` from the end of its planned part to its current end, and ask the broker for dead letters.
 
         ``planned``: the queue offsets of the planned messages. No other process writes messages to the lot while the query holds the lock.
-        So the contents that this process has read are kept, and the process's next task continues to read where this task stopped.
+        So the contents that this process has read are function_of, and the process's next task continues to read where this task stopped.
         """
         name = (broker.identity, token.group, parked)
         epoch, lot = _LOTS.get(name, (-1, None))
@@ -490,7 +490,7 @@ class Settled:
             lot.max_offset < 0 or not messages or lot.max_offset < min(message._offset for message in messages)
         ):
             return messages, []
-        left: list[Message] = []
+        undecided: list[Message] = []
         settled: list[Outcome] = []
         for message in messages:
             if message._offset in lot.places:
@@ -498,8 +498,8 @@ class Settled:
             elif message._offset in letters:
                 settled.append(Outcome(message._offset, message._offset + 1, message._key, "DEAD_LETTER", 0, 0.0, None))
             else:
-                left.append(message)
-        return left, settled
+                undecided.append(message)
+        return undecided, settled
 
 
 def runs(offsets: Sequence[int]) -> list[OffsetRange]:

@@ -125,9 +125,9 @@ def compare(
         raise typer.Exit(REFUSED)
 
 
-def show(shell: Shell, found: Audit) -> None:
+def show(shell: Shell, audit: Audit) -> None:
     """Print the findings as tables and sentences."""
-    sides = [vars(found.expected) | {"side": "expected"}, vars(found.actual) | {"side": "actual"}]
+    sides = [vars(audit.expected) | {"side": "expected"}, vars(audit.actual) | {"side": "actual"}]
     shell.show(
         sides,
         (
@@ -139,12 +139,12 @@ def show(shell: Shell, found: Audit) -> None:
         ),
     )
     shell.show(
-        [finding._asdict() for finding in found.findings],
+        [finding._asdict() for finding in audit.findings],
         (Column("name", "finding"), Column("messages", "messages", number, right=True), Column("note", "")),
     )
-    if found.examples:
+    if audit.examples:
         shell.show(
-            [vars(example) for example in found.examples],
+            [vars(example) for example in audit.examples],
             (
                 Column("kind", "finding", lambda kind: kind.replace("_", " ")),
                 Column("side", "name"),
@@ -154,8 +154,8 @@ def show(shell: Shell, found: Audit) -> None:
             ),
             title="examples",
         )
-    if found.expected.repeated:
+    if audit.expected.repeated:
         shell.say(
-            f"{found.expected.repeated:,} messages of {found.expected.name} equal an earlier message of their key. Each is matched only once."
+            f"{audit.expected.repeated:,} messages of {audit.expected.name} equal an earlier message of their key. Each is matched only once."
         )
-    shell.say(found.verdict)
+    shell.say(audit.verdict)

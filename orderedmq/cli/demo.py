@@ -88,17 +88,17 @@ def demo(
         second.seconds,
     )
     play.tidy()
-    found = _step(shell, "auditing", play.audit)
+    audit = _step(shell, "auditing", play.audit)
     result = play.verify()
-    good = found.ok and not result.different
+    good = audit.ok and not result.different
     _tell(
         shell,
         "audited",
-        found.to_dict() | asdict(result) | {"ok": good},
-        f"{found.lost:,} lost, {found.duplicated:,} duplicated, {found.out_of_order:,} out of order, of {found.expected.messages:,} events",
+        audit.to_dict() | asdict(result) | {"ok": good},
+        f"{audit.lost:,} lost, {audit.duplicated:,} duplicated, {audit.out_of_order:,} out of order, of {audit.expected.messages:,} events",
         None,
     )
-    _close(shell, play, found, result)
+    _close(shell, play, audit, result)
     if not good:
         raise typer.Exit(REFUSED)
 
@@ -114,11 +114,11 @@ def _tell(shell: Shell, step: str, facts: dict[str, Any], text: str, seconds: fl
     shell.done({"step": step, **facts}, f"  {step:<10}{text}{took}")
 
 
-def _close(shell: Shell, play: Demo, found: Audit, result: Result) -> None:
+def _close(shell: Shell, play: Demo, audit: Audit, result: Result) -> None:
     same = result.messages - result.different
     legs, chain = result.most_legs, result.longest_chain
-    held = sum(file.stat().st_size for file in play.folder.rglob("*") if file.is_file())
-    examples = "".join(f"\n             {e.kind}: {e.side} {e.where}, key {e.key}, {e.id}" for e in found.examples)
+    size_on_disk = sum(file.stat().st_size for file in play.folder.rglob("*") if file.is_file())
+    examples = "".join(f"\n             {e.kind}: {e.side} {e.where}, key {e.key}, {e.id}" for e in audit.examples)
     endpoint = play.endpoint
     command_line = f"orderedmq --path '{endpoint}'" if endpoint.embedded else f"orderedmq --namesrv '{endpoint}'"
     shell.say(
@@ -133,5 +133,5 @@ def _close(shell: Shell, play: Demo, found: Audit, result: Result) -> None:
         f"  {command_line} peek turnarounds --key {chain['tailnum']} --last 20\n"
         f"  {command_line} group describe turnarounds\n"
         f"  {command_line} audit flights turnarounds --id-field id\n"
-        f"Spark's log is {play.log}. All files are in {play.folder} ({size(held)}). Remove it when you are done."
+        f"Spark's log is {play.log}. All files are in {play.folder} ({size(size_on_disk)}). Remove it when you are done."
     )

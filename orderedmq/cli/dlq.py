@@ -254,7 +254,7 @@ def replay_letters(
     # With --offset and --quarantined, send the letters whether or not they are in quarantine.
     chosen = _filter(key, error, since, offset, None if offset and quarantined else quarantined, max_replays, at_broker)
     keying = keying_of(selector, key_type)
-    done = Replayed()
+    replayed = Replayed()
     with shell.broker() as broker:
         queues = letter_queues(broker, group, chosen)
         if not queues and offset:
@@ -262,26 +262,26 @@ def replay_letters(
         if queues:
             try:
                 with shell.progress("replaying") as bar:
-                    replay(broker, queues, chosen, done, limit=limit, to_topic=to_topic, keying=keying, progress=bar.at)
+                    replay(broker, queues, chosen, replayed, limit=limit, to_topic=to_topic, keying=keying, progress=bar.at)
             except BaseException:
-                if done.letters:
-                    shell.note(f"{done.letters:,} dead letters were replayed before the failure")
+                if replayed.letters:
+                    shell.note(f"{replayed.letters:,} dead letters were replayed before the failure")
                 raise
-    to = ", ".join(f"{count:,} to {topic}" for topic, count in sorted(done.topics.items()))
+    to = ", ".join(f"{count:,} to {topic}" for topic, count in sorted(replayed.topics.items()))
     shell.done(
         {
             "group": group,
-            "replayed": done.letters,
-            "topics": dict(sorted(done.topics.items())),
-            "quarantined": done.quarantined,
-            "deleted": done.deleted,
+            "replayed": replayed.letters,
+            "topics": dict(sorted(replayed.topics.items())),
+            "quarantined": replayed.quarantined,
+            "deleted": replayed.deleted,
         },
-        f"replayed {done.letters:,} dead letter{'' if done.letters == 1 else 's'} of group {group}{f': {to}' if to else ''}",
+        f"replayed {replayed.letters:,} dead letter{'' if replayed.letters == 1 else 's'} of group {group}{f': {to}' if to else ''}",
     )
-    if done.quarantined:
+    if replayed.quarantined:
         shell.note(
-            f"left out {done.quarantined:,} in quarantine, because each was replayed {max_replays} times or more and failed again. Give "
+            f"left out {replayed.quarantined:,} in quarantine, because each was replayed {max_replays} times or more and failed again. Give "
             "--quarantined to send them"
         )
-    if done.deleted:
-        shell.note(f"{done.deleted:,} dead letters were deleted by retention before a replay of all letters reached them")
+    if replayed.deleted:
+        shell.note(f"{replayed.deleted:,} dead letters were deleted by retention before a replay of all letters reached them")

@@ -58,19 +58,19 @@ def owner_fields(lock: LockInfo | None) -> dict[str, Any]:
     }
 
 
-def queue_row(found: GroupQueue, lot: Lot | None = None) -> dict[str, Any]:
+def queue_row(queue_state: GroupQueue, lot: Lot | None = None) -> dict[str, Any]:
     """Return the fields of a queue. ``lot``: its parking lot, if messages are parked there."""
     wait = None if lot is None else due_in(lot.next_due(), time.time())
     return {
-        "group": found.group,
-        **queue_fields(found.queue),
-        "offset": found.offset,
-        "end": found.end,
-        "lag": found.lag,
+        "group": queue_state.group,
+        **queue_fields(queue_state.queue),
+        "offset": queue_state.offset,
+        "end": queue_state.end,
+        "lag": queue_state.lag,
         "parked": 0 if lot is None else lot.messages,
         "parked_keys": 0 if lot is None else len(lot.keys),
         "parked_due_in": None if wait is None else round(wait, 3),
-        **owner_fields(found.lock),
+        **owner_fields(queue_state.lock),
     }
 
 
@@ -84,8 +84,8 @@ def parked_columns(rows: Sequence[Mapping[str, Any]]) -> tuple[Column, ...]:
     )
 
 
-def _member_row(group: str, seen: MemberInfo) -> dict[str, Any]:
-    member, subscription = seen.member, seen.member.subscription
+def _member_row(group: str, info: MemberInfo) -> dict[str, Any]:
+    member, subscription = info.member, info.member.subscription
     return {
         "kind": "member",
         "group": group,
@@ -96,7 +96,7 @@ def _member_row(group: str, seen: MemberInfo) -> dict[str, Any]:
         "assignment": subscription.assignment,
         "strategy": subscription.strategy,
         "filter": subscription.filter,
-        "heartbeat_age": round(seen.age, 3),
+        "heartbeat_age": round(info.age, 3),
         # The broker lists only members that are alive.
         "alive": True,
     }
@@ -212,22 +212,22 @@ def seek(
         check_topic(name, writing=False)
     target = parse_target(to, "--to")
     with shell.broker() as broker:
-        done = tools.seek(broker, group, target, topic or (), force=force, parked=parked, dry_run=dry_run)
-    _show_sought(shell, group, done, dry_run)
+        sought = tools.seek(broker, group, target, topic or (), force=force, parked=parked, dry_run=dry_run)
+    _show_sought(shell, group, sought, dry_run)
 
 
-def _show_sought(shell: Shell, group: str, done: Sought, dry_run: bool, copied_at: str | None = None) -> None:
+def _show_sought(shell: Shell, group: str, sought: Sought, dry_run: bool, copied_at: str | None = None) -> None:
     """Show the offsets that were set. ``copied_at``: when they were read from the other group."""
     rows: list[dict[str, Any]] = [
         {
             "group": group,
             **queue_fields(queue),
-            "old": done.old.get(queue),
+            "old": sought.old.get(queue),
             "new": offset,
             "dry_run": dry_run,
             **({"time": copied_at} if copied_at else {}),
         }
-        for queue, offset in done.new.items()
+        for queue, offset in sought.new.items()
     ]
     columns = (
         *queue_names.columns(rows),
@@ -286,10 +286,10 @@ def copy(
         check_topic(name, writing=False)
     with shell.broker() as broker:
         now = moment(time.time_ns() // 1000)
-        done = tools.copy_offsets(
+        sought = tools.copy_offsets(
             broker, source, target, topic or (), force=force, parked=parked, leave_parked=leave_parked, dry_run=dry_run
         )
-    _show_sought(shell, target, done, dry_run, None if dry_run else now)
+    _show_sought(shell, target, sought, dry_run, None if dry_run else now)
 
 
 @command(app, "delete")

@@ -85,20 +85,20 @@ def _blocks(source: IO[bytes]) -> Iterator[bytes]:
             yield block
         return
     parts: list[bytes] = []
-    held, until = 0, 0.0
+    size, until = 0, 0.0
     while True:
         if parts and not select.select([descriptor], [], [], max(0.0, until - time.monotonic()))[0]:
             part = None
         else:
-            part = os.read(descriptor, BLOCK_BYTES - held)
+            part = os.read(descriptor, BLOCK_BYTES - size)
             if part and not parts:
                 until = time.monotonic() + LINGER
             parts.append(part)
-            held += len(part)
-        if not part or held >= BLOCK_BYTES:
-            if held:
+            size += len(part)
+        if not part or size >= BLOCK_BYTES:
+            if size:
                 yield b"".join(parts)
-            parts, held = [], 0
+            parts, size = [], 0
         if part == b"":
             return
 

@@ -31,8 +31,8 @@ def list_locks(
     if group is not None:
         check_group(group)
     with shell.broker() as broker:
-        held = sorted((lock for lock in broker.admin.locks(group) if lock.held), key=lambda lock: (lock.group, lock.queue))
-    rows = [{"group": lock.group, **queue_fields(lock.queue), "epoch": lock.epoch, **owner_fields(lock)} for lock in held]
+        locks = sorted((lock for lock in broker.admin.locks(group) if lock.held), key=lambda lock: (lock.group, lock.queue))
+    rows = [{"group": lock.group, **queue_fields(lock.queue), "epoch": lock.epoch, **owner_fields(lock)} for lock in locks]
     columns = (
         _GROUP,
         *queue_names.columns(rows),
@@ -68,15 +68,15 @@ def release(
         queue_names.topic_of(text)
     with shell.broker() as broker:
         broker.admin.group_offsets(group)
-        held = [lock for lock in broker.admin.locks(group) if lock.held]
-        asked = {
+        locks = [lock for lock in broker.admin.locks(group) if lock.held]
+        chosen = {
             queue
             for text in queues or ()
             for queue in queue_names.find_all(text, broker.log.queues(queue_names.topic_of(text)))
         }
-        gone = broker.admin.release(group, sorted(asked if queues else {lock.queue for lock in held}), force=force)
-    taken = {lock.queue: lock for lock in held if lock.queue in gone}
-    rows = [{"group": group, **queue_fields(queue), **owner_fields(taken.get(queue))} for queue in gone]
+        gone = broker.admin.release(group, sorted(chosen if queues else {lock.queue for lock in locks}), force=force)
+    released = {lock.queue: lock for lock in locks if lock.queue in gone}
+    rows = [{"group": group, **queue_fields(queue), **owner_fields(released.get(queue))} for queue in gone]
     owner = Column("owner", "taken from", short_names(owners_of(rows)).__getitem__)
     shell.show(
         rows,

@@ -146,13 +146,13 @@ def _follow(
         return queues if queue is None else [other for other in queues if other == queue]
 
     bounds = look.log.bounds(there())
-    positions = {one: at.max_offset if offset is None else _begin(one, at, offset) for one, at in bounds.items()}
+    positions = {each: at.max_offset if offset is None else _begin(each, at, offset) for each, at in bounds.items()}
     shown, lines = 0, Lines(shell, full)
     if sys.stdout.isatty():
         shell.note("waiting for messages. Press Ctrl-C to end")
     try:
         if last is not None:
-            before = [part for one, at in bounds.items() for part in look.some(one, at, None, last, backwards=True)]
+            before = [part for each, at in bounds.items() for part in look.some(each, at, None, last, backwards=True)]
             rows = _rows(before)[-last:]
             shown += len(rows)
             lines.show(rows, body_text)

@@ -197,12 +197,12 @@ def _order(shell: Shell, broker: Broker, group: str, action: CommandAction, thos
 
 
 def _count(those: list[ParkedKey]) -> str:
-    messages = sum(one.messages for one in those)
-    said = f"{messages:,} parked message{'' if messages == 1 else 's'}"
-    keys = [one for one in those if one.key is not None]
+    messages = sum(each.messages for each in those)
+    text = f"{messages:,} parked message{'' if messages == 1 else 's'}"
+    keys = [each for each in those if each.key is not None]
     if len(those) == 1:
-        return f"{said} of key {those[0].key!r}" if keys else f"{said} without a key"
-    return f"{said} of {len(those):,} keys"
+        return f"{text} of key {those[0].key!r}" if keys else f"{text} without a key"
+    return f"{text} of {len(those):,} keys"
 
 
 def _queues(those: list[ParkedKey]) -> str:

@@ -309,28 +309,28 @@ def read_profile(name: str) -> dict[str, str]:
     """
     file = profiles_file()
     try:
-        found = tomllib.loads(read_secret_file(str(file), _WHAT))
+        profiles = tomllib.loads(read_secret_file(str(file), _WHAT))
     except tomllib.TOMLDecodeError as error:
         raise OptionError(OptionCondition.INVALID, f"{_WHAT} {file} is not TOML: {error}") from None
-    profile = found.get(name)
+    profile = profiles.get(name)
     if not isinstance(profile, dict):
-        known = ", ".join(one for one, options in found.items() if isinstance(options, dict)) or "no profile"
+        names = ", ".join(each for each, options in profiles.items() if isinstance(options, dict)) or "no profile"
         raise OptionError(
             OptionCondition.MISSING,
-            f"{_WHAT} {file} has no profile {shown(name)}, only {known}. Write a table [{name}] with the options of the connection",
+            f"{_WHAT} {file} has no profile {shown(name)}, only {names}. Write a table [{name}] with the options of the connection",
         )
     spelling = names_of(BrokerOptions)
     options: dict[str, str] = {}
-    for given, value in profile.items():
-        if given.lower() not in spelling:
+    for key, value in profile.items():
+        if key.lower() not in spelling:
             why, remedy = (
-                f"has {shown(given)}, which is not an option of the connection",
+                f"has {shown(key)}, which is not an option of the connection",
                 f"Use only {', '.join(spelling.values())}",
             )
         elif not isinstance(value, str | bool):
-            why, remedy = "has a value that is neither a text nor true or false", f'Write {given} = "..."'
+            why, remedy = "has a value that is neither a text nor true or false", f'Write {key} = "..."'
         else:
-            options[spelling[given.lower()]] = value if isinstance(value, str) else str(value).lower()
+            options[spelling[key.lower()]] = value if isinstance(value, str) else str(value).lower()
             continue
         raise OptionError(OptionCondition.INVALID, f"profile {name} in {file} {why}. {remedy}")
     return options
@@ -341,12 +341,12 @@ def _typed(options: Sequence[str] | None) -> dict[str, str]:
     spelling = names_of(BrokerOptions)
     texts: dict[str, str] = {}
     for text in options or ():
-        given, equals, value = text.partition("=")
-        name = spelling.get(given.lower())
+        key, equals, value = text.partition("=")
+        name = spelling.get(key.lower())
         if not equals or name is None:
             raise OptionError(
                 OptionCondition.INVALID,
-                f"--option {given} does not set a connection option. Give NAME=VALUE with one of the names {', '.join(spelling.values())}",
+                f"--option {key} does not set a connection option. Give NAME=VALUE with one of the names {', '.join(spelling.values())}",
             )
         if name in SECRETS:
             raise OptionError(
@@ -368,8 +368,8 @@ class Bar:
     def advance(self, count: int) -> None:
         self.progress.advance(self.task, count)
 
-    def at(self, done: int, total: int) -> None:
-        self.progress.update(self.task, completed=done, total=total)
+    def at(self, part: int, total: int) -> None:
+        self.progress.update(self.task, completed=part, total=total)
 
 
 def console(stderr: bool = False) -> Console:
@@ -436,9 +436,9 @@ def command(
         @functools.wraps(function)
         def run(context: typer.Context, **arguments: Any) -> None:
             above: Shell = context.obj or Shell()
-            given = {name: arguments.pop(name) for name in vars(above)}
-            given["options"] = [*(above.options or ()), *(given["options"] or ())]
-            shell = replace(above, **{name: value for name, value in given.items() if value is not None})
+            typed = {name: arguments.pop(name) for name in vars(above)}
+            typed["options"] = [*(above.options or ()), *(typed["options"] or ())]
+            shell = replace(above, **{name: value for name, value in typed.items() if value is not None})
             with exit_codes():
                 call(shell, **arguments)
                 sys.stdout.flush()

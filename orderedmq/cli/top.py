@@ -103,10 +103,10 @@ def _watch(look: Callable[[], list[Row]], seconds: float) -> None:
 
     shown = console()
     try:
-        with _quit_key() as asked, Live(console=shown, auto_refresh=False) as live:
+        with _quit_key() as quits, Live(console=shown, auto_refresh=False) as live:
             while True:
                 live.update(_view(look(), shown.height), refresh=True)
-                if asked(seconds):
+                if quits(seconds):
                     return
     except KeyboardInterrupt:
         # Ctrl-C is the normal end.

@@ -82,7 +82,7 @@ def create(
     ] = False,
 ) -> None:
     """Create a topic, and also the store if it is missing."""
-    asked = {
+    settings = {
         "retention_seconds": None if retention_time is None else parse_retention(retention_time),
         "retention_bytes": None if retention_size is None else parse_size(retention_size.strip(), "--retention-size"),
         "compression": compression,
@@ -90,7 +90,7 @@ def create(
     created = same_type = True
     with shell.broker() as broker:
         try:
-            info = broker.admin.create_topic(name, queues, message_type=message_type, **asked)  # type: ignore[arg-type]
+            info = broker.admin.create_topic(name, queues, message_type=message_type, **settings)  # type: ignore[arg-type]
         except TopicError as error:
             if error.sub != TopicCondition.EXISTS or not if_not_exists:
                 raise
@@ -107,7 +107,7 @@ def create(
     else:
         text = f"topic {name} exists with {queues} queues in {shell.address}"
     shell.done({**topic_row(info), "created": created}, text)
-    if not (created or (same_type and all(getattr(info, setting) == value for setting, value in asked.items()))):
+    if not (created or (same_type and all(getattr(info, setting) == value for setting, value in settings.items()))):
         shell.note(f"topic {name} keeps its settings. Use orderedmq topic alter to change its retention")
 
 
@@ -155,7 +155,9 @@ def describe(shell: Shell, name: Name) -> None:
         }
         for queue in details
     ]
-    kept = [f"{column.title} {column.text(value)}" for column in _KEPT if (value := topic_row(topic)[column.field]) is not None]
+    limits = [
+        f"{column.title} {column.text(value)}" for column in _KEPT if (value := topic_row(topic)[column.field]) is not None
+    ]
     columns = (
         *queue_names.columns(rows, topic=False),
         Column("min_offset", "first", number, right=True),
@@ -170,7 +172,7 @@ def describe(shell: Shell, name: Name) -> None:
     total = (
         f"{number(sum(row['messages'] for row in rows))} messages{'' if message_type is None else f' of type {message_type}'}"
     )
-    shell.show(rows, columns, title=f"{name}: {', '.join([f'{topic.queues} queues', total, *kept])}")
+    shell.show(rows, columns, title=f"{name}: {', '.join([f'{topic.queues} queues', total, *limits])}")
     if waiting:
         shell.done(
             {"topic": name, "waiting_bytes": waiting},
@@ -208,9 +210,9 @@ def alter(
             retention_seconds=_changed(retention_time, parse_retention),
             retention_bytes=_changed(retention_size, lambda text: parse_size(text.strip(), "--retention-size")),
         )
-    kept = [duration(changed.retention_seconds)] if changed.retention_seconds is not None else []
-    kept += [f"up to {size(changed.retention_bytes)}"] if changed.retention_bytes is not None else []
-    shell.done(topic_row(changed), f"topic {name} keeps messages {' and '.join(kept) or 'forever'}")
+    limits = [duration(changed.retention_seconds)] if changed.retention_seconds is not None else []
+    limits += [f"up to {size(changed.retention_bytes)}"] if changed.retention_bytes is not None else []
+    shell.done(topic_row(changed), f"topic {name} keeps messages {' and '.join(limits) or 'forever'}")
 
 
 def _changed(text: str | None, parse: Callable[[str], T]) -> T | Keep | None:

@@ -130,23 +130,23 @@ class ConcurrentEngine(Engine):
         self._returned(batch, now)
         status, error, context = answer
         messages = batch.messages
-        done, ack_index = 0, -1
+        accepted, ack_index = 0, -1
         if status is ConsumeConcurrentlyStatus.CONSUME_SUCCESS:
             # Without a number it is unknown what succeeded, so the listener gets all messages again.
             ack_index = self._whole(context, "ack_index", -1)
-            done = min(max(ack_index, -1) + 1, len(messages))
-        if done < len(messages):
+            accepted = min(max(ack_index, -1) + 1, len(messages))
+        if accepted < len(messages):
             succeeded = status is ConsumeConcurrentlyStatus.CONSUME_SUCCESS
             why = error or (f"ack_index was {ack_index}" if succeeded else "the listener answered RECONSUME_LATER")
             text = clip(why, MAX_ERROR_BYTES)
-            company = clip(in_company(why, len(messages) - done), MAX_ERROR_BYTES)
+            company = clip(in_company(why, len(messages) - accepted), MAX_ERROR_BYTES)
             delay_level = self._whole(context, "delay_level_when_next_consume", 0)
-            for number, message in enumerate(messages[done:]):
+            for number, message in enumerate(messages[accepted:]):
                 # With ack_index -1, none is done, but it is unknown which one has failed.
-                itself = len(messages) == 1 or (succeeded and done > 0 and not number)
+                itself = len(messages) == 1 or (succeeded and accepted > 0 and not number)
                 self._failed(batch, message, text if itself else company, delay_level, now, itself=itself)
-        self._undecided -= done
-        return outcomes(messages[:done], "SUCCESS", batch.seconds)
+        self._undecided -= accepted
+        return outcomes(messages[:accepted], "SUCCESS", batch.seconds)
 
     def _failed(self, batch: Batch, message: Message, error: str, delay_level: int, now: float, *, itself: bool) -> None:
         """Decide what becomes of a message after a failure. ``itself``: whether it is known that this message has failed."""

@@ -479,9 +479,9 @@ class Engine(ABC):
         Return None if the call failed and it is unknown which message is the cause. ``success``: whether the listener's status accepts.
         """
         count = len(batch.messages)
-        done = self._whole(context, "ack_index", -1) + 1
-        if done < count:
-            return max(done, 0)
+        accepted = self._whole(context, "ack_index", -1) + 1
+        if accepted < count:
+            return max(accepted, 0)
         return count if success else None
 
     def _whole(self, context: object, name: str, default: int) -> int:

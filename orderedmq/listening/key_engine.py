@@ -127,11 +127,11 @@ class KeyEngine(Engine):
         self._entered = 0
         self._began = now
         self._waiting, self._attempted = lot.parked_before, lot.attempted
-        seen: set[object] = set()
+        headed: set[object] = set()
         for message in sorted(lot.planned, key=lambda one: one._offset):
             lane = self._lane(lane_key(message._key, message._offset))
-            if lane.key not in seen:
-                seen.add(lane.key)
+            if lane.key not in headed:
+                headed.add(lane.key)
                 lane.parked = lane.diverted_from is None and (message._held or not message._due)
             if message._offset not in lane.parked_offsets:
                 self._add(lane, message)
@@ -200,7 +200,7 @@ class KeyEngine(Engine):
         """Divide the lane's batch after a failure (`Engine._accepted`). Return the outcomes of its accepted messages."""
         batch = lane.batch
         assert batch is not None
-        done, rest = batch.messages[: accepted or 0], batch.messages[accepted or 0 :]
+        processed, rest = batch.messages[: accepted or 0], batch.messages[accepted or 0 :]
         cause_known = accepted is not None or len(rest) == 1
         text = clip(error if cause_known else in_company(error, len(rest)), MAX_ERROR_BYTES)
         for message in rest[:1] if cause_known else rest:
@@ -208,9 +208,9 @@ class KeyEngine(Engine):
             message._error = text
         head, batch.messages = rest[0], rest[:1]
         lane.waiting.extendleft(reversed(rest[1:]))
-        self._undecided -= len(done)
+        self._undecided -= len(processed)
         lane.failures += cause_known
-        out = outcomes(done, "SUCCESS", batch.seconds)
+        out = outcomes(processed, "SUCCESS", batch.seconds)
         millis = self._whole(context, "suspend_current_queue_time_millis", -1)
         pause = suspend_seconds(millis, self.settings.suspend_current_queue_time_millis)
         exhausted = cause_known and 0 <= self.settings.max_reconsume_times < head._attempts

@@ -178,8 +178,8 @@ def layered(*layers: Mapping[str, str]) -> dict[str, str]:
     An address and an account are each taken as a whole from one layer, so that one account's key is never combined with another's
     secret.
     """
-    found: dict[str, str] = {}
+    options: dict[str, str] = {}
     for layer in layers:
-        taken = {name for whole in _WHOLE if not found.keys().isdisjoint(whole) for name in whole}
-        found = {name: value for name, value in layer.items() if name not in taken} | found
-    return found
+        decided = {name for whole in _WHOLE if not options.keys().isdisjoint(whole) for name in whole}
+        options = {name: value for name, value in layer.items() if name not in decided} | options
+    return options

@@ -140,19 +140,19 @@ def _by_name(kind: type[BrokerOptions], options: Mapping[str, str]) -> dict[str,
             "options path and namesrvAddr exclude each other: path is an embedded broker, namesrvAddr a RocketMQ cluster. Drop one",
         )
     names, ignored = names_of(kind), _CLIENT_IGNORED | _ignored(kind).keys()
-    given: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for key, value in options.items():
         name = names.get(key.lower())
         if name is None:
             if key.lower() in ignored:
                 continue
             raise _not_an_option(key, kind)
-        if name in given:
+        if name in texts:
             raise conflict(f"option {name} is given twice, in different case. Drop one")
         if not isinstance(value, str):
             raise invalid(name, f"the value is of type {type(value).__name__}. Write it as a string")
-        given[name] = value.strip()
-    return given
+        texts[name] = value.strip()
+    return texts
 
 
 def _ignored(kind: type[BrokerOptions]) -> dict[str, str]:

@@ -88,9 +88,9 @@ def _txn_version(text: str, option: str) -> int:
 
 
 def _selector(text: str, option: str) -> str:
-    known = _SELECTORS.get(text.lower())
-    if known:
-        return known
+    name = _SELECTORS.get(text.lower())
+    if name:
+        return name
     module, colon, function = text.partition(":")
     if not colon or not all(part.isidentifier() and not keyword.iskeyword(part) for part in (*module.split("."), function)):
         raise invalid(

@@ -72,13 +72,13 @@ def option(
     default_shown = shown or (default or "none") + (f", {cluster} with namesrvAddr" if cluster else "")
     declared = Option(name, parse, meaning, default_shown, default, cluster, absent, only_cluster, secret)
     value: Any = absent if default is None else parse(default, name)
-    made: T = field(default=value, repr=not secret, metadata={_OPTION: declared})
-    return made
+    as_field: T = field(default=value, repr=not secret, metadata={_OPTION: declared})
+    return as_field
 
 
 def options_of(kind: type) -> Mapping[str, Option]:
     """Return the options that a dataclass's fields declare, by field and in declared order."""
-    declared: dict[str, Option] = {one.name: one.metadata[_OPTION] for one in fields(kind)}
+    declared: dict[str, Option] = {each_field.name: each_field.metadata[_OPTION] for each_field in fields(kind)}
     return {name: replace(each, name=each.name or _camel_case(name)) for name, each in declared.items()}
 
 
@@ -344,11 +344,11 @@ def _members(value: object, where: str, what: str, option: str) -> Iterator[tupl
         raise invalid(option, f"{where}: {_json_shown(value)} is not an object of {what}. Write for example {OFFSETS_EXAMPLE}")
     if not value:
         raise invalid(option, f"{where} names no {what}. Write for example {OFFSETS_EXAMPLE}")
-    seen: set[str] = set()
+    keys: set[str] = set()
     for key, member in value:
-        if key in seen:
+        if key in keys:
             raise invalid(option, f"{where}: {shown(key)} is named twice in {what}. Name it once")
-        seen.add(key)
+        keys.add(key)
         yield key, member
 
 

@@ -48,8 +48,8 @@ def run_of(local_property: Callable[[str], str | None]) -> SourceRun | None:
     query, batch = local_property(QUERY), local_property(BATCH)
     if query is None or batch is None:
         return None
-    name, found, _ = (local_property(DESCRIPTION) or "").rpartition(f"\nid = {query}\n")
-    return SourceRun(query, int(batch), local_property(RUN) or "", name if found and name else None)
+    name, separator, _ = (local_property(DESCRIPTION) or "").rpartition(f"\nid = {query}\n")
+    return SourceRun(query, int(batch), local_property(RUN) or "", name if separator and name else None)
 
 
 def sink_of(app_id: str) -> str:

@@ -176,9 +176,9 @@ def admit(backlog: Mapping[MessageQueue, int], limit: int, turn: int = 0) -> dic
     if total <= limit:
         return {queue: backlog[queue] for queue in waiting}
     shares = {queue: limit * backlog[queue] // total for queue in waiting}
-    left = limit - sum(shares.values())
+    remaining = limit - sum(shares.values())
     # floor(limit * b / total) < b, so each queue has at least one more message.
-    for queue in waiting[:left]:
+    for queue in waiting[:remaining]:
         shares[queue] += 1
     return {queue: n for queue, n in shares.items() if n}
 

@@ -178,9 +178,9 @@ class Owner:
             return None
         offsets: dict[LockToken, int] = {}
         for owned in placed:
-            done = owned.commit()
-            if done is not None and owned.token is not None:
-                offsets[owned.token] = done
+            committed = owned.commit()
+            if committed is not None and owned.token is not None:
+                offsets[owned.token] = committed
         return Commit(offsets) if offsets else None
 
     # -- entering queues ---------------------------------------------------------------------------------------------------
@@ -297,7 +297,7 @@ class Owner:
         """
         commits: dict[LockToken, int] = {}
         behind: list[Behind] = []
-        left: dict[MessageQueue, tuple[int, int]] = {}
+        moved: dict[MessageQueue, tuple[int, int]] = {}
         for queue in self.unplaced().queues:
             owned = self.owned[queue]
             logged = start.next.get(queue)
@@ -309,14 +309,14 @@ class Owner:
             elif at_group is not None or queue in former:
                 position = max(at_group or 0, former.get(queue, 0))
                 if logged is not None and logged != position:
-                    left[queue] = (logged, position)
+                    moved[queue] = (logged, position)
             else:
                 position = beginnings[queue]
             owned.place(position, entered=logged != position)
             if owned.token is not None and (at_group is None or at_group < position) and (owned.leader is None or position):
                 # The condition leaves out a parking lot at offset 0, because it may not exist yet.
                 commits[owned.token] = position
-        return (Commit(commits) if commits else None), behind, left
+        return (Commit(commits) if commits else None), behind, moved
 
     # -- planning ----------------------------------------------------------------------------------------------------------
 
@@ -376,8 +376,8 @@ class Owner:
         """
         for queue, span in ranges(start, end).items():
             owned = self.owned.get(queue)
-            done = span.end - 1 if span.messages else span.end
-            if owned is None or queue in former or not self.unbroken(owned, end, _at_group(owned, group), done):
+            last = span.end - 1 if span.messages else span.end
+            if owned is None or queue in former or not self.unbroken(owned, end, _at_group(owned, group), last):
                 continue
             owned.repeat(span)
         self._planned = end
@@ -391,8 +391,8 @@ class Owner:
         """
         working: set[MessageQueue] = set()
         for queue, owned in self.owned.items():
-            taken = owned.in_flight
-            if taken.messages and group.get(queue, -1) < taken.end:
+            in_flight = owned.in_flight
+            if in_flight.messages and group.get(queue, -1) < in_flight.end:
                 working.add(owned.leader or queue)
         tokens = self.tokens()
         return Unlock(

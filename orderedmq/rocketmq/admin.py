@@ -96,7 +96,7 @@ class RocketMQAdmin:
         self._locks = TakenLocks(client, self._directory)
         self._lots = LotTopics(client, log, self._offsets)
         #: When the brokers were last asked how long they keep messages, and the shortest time in their answers.
-        self._kept: tuple[float, float | None] | None = None
+        self._retention: tuple[float, float | None] | None = None
 
     # --- topics
 
@@ -227,8 +227,8 @@ class RocketMQAdmin:
         for broker, address in masters.items():
             # An account may lack the right to request the version. Ignore that, because brokers that check this right are newer than 5.0.
             with contextlib.suppress(RocketMQError):
-                asked = version_of(MessageQueue(AT_EVERY_BROKER, broker, 0))
-                if self._client.call_address(address, asked, Deadline.after(REQUEST_TIMEOUT)) < _HAS_TYPES:
+                request = version_of(MessageQueue(AT_EVERY_BROKER, broker, 0))
+                if self._client.call_address(address, request, Deadline.after(REQUEST_TIMEOUT)) < _HAS_TYPES:
                     raise OptionError(
                         OptionCondition.UNSUPPORTED,
                         f"topic {topic!r} cannot have messages of type {message_type}: broker {broker!r} is older than RocketMQ 5.0 and "
@@ -251,16 +251,16 @@ class RocketMQAdmin:
         The time is unknown through a Proxy, and if the account may not read the brokers' settings.
         """
         now = time.monotonic()
-        if self._kept is None or now - self._kept[0] > SETTINGS_AGE:
-            found: list[float] = []
+        if self._retention is None or now - self._retention[0] > SETTINGS_AGE:
+            retentions: list[float] = []
             with contextlib.suppress(RocketMQError):
                 for address in self._offsets.masters().values():
-                    _, said = self._client.call_address(address, broker_config(), Deadline.after(REQUEST_TIMEOUT))
-                    if said.get("fileReservedTime", "").isdecimal():
-                        found.append(3600.0 * int(said["fileReservedTime"]))
-            self._kept = now, min(found, default=None)
-        kept = self._kept[1]
-        return {} if kept is None else dict.fromkeys(topics, kept)
+                    _, config = self._client.call_address(address, broker_config(), Deadline.after(REQUEST_TIMEOUT))
+                    if config.get("fileReservedTime", "").isdecimal():
+                        retentions.append(3600.0 * int(config["fileReservedTime"]))
+            self._retention = now, min(retentions, default=None)
+        retention = self._retention[1]
+        return {} if retention is None else dict.fromkeys(topics, retention)
 
     # --- groups
 
@@ -272,7 +272,7 @@ class RocketMQAdmin:
         return [name for name in self._every_group() if is_bookmark_group(name) is of_sinks]
 
     def _every_group(self) -> list[str]:
-        found: set[str] = set()
+        groups: set[str] = set()
         masters = self._offsets.masters()
         if not masters:
             # Without this error, a cluster whose brokers are all down would look like a cluster without groups.
@@ -282,14 +282,14 @@ class RocketMQAdmin:
             )
         for address in masters.values():
             configured = self._client.call_address(address, admin_requests.groups(), Deadline.after(GROUP_TIMEOUT))
-            found.update(configured)
+            groups.update(configured)
             # Before 5.3, a group can have offsets without settings. Such groups are missing if the account may not read all offsets.
             with contextlib.suppress(RocketMQError):
                 offsets = self._client.call_address(
                     address, group_requests.all_consumer_offsets(), Deadline.after(GROUP_TIMEOUT)
                 )
-                found.update(offsets)
-        return sorted(name for name in found if name not in _SYSTEM_GROUPS and not name.startswith(SYSTEM_GROUP_PREFIX))
+                groups.update(offsets)
+        return sorted(name for name in groups if name not in _SYSTEM_GROUPS and not name.startswith(SYSTEM_GROUP_PREFIX))
 
     def _require(self, group: str) -> None:
         lock_rules.check_name(group)
@@ -316,10 +316,10 @@ class RocketMQAdmin:
     def members(self, group: str) -> list[MemberInfo]:
         lock_rules.check_name(group)
         ids, brokers = self._directory.ids_everywhere(group), self._directory.masters()
-        found = self._directory.members(group, ids, brokers, None)
+        members = self._directory.members(group, ids, brokers, None)
         now = time.time()
         return [
-            MemberInfo(member, max(0.0, now - member.renewed.seconds)) for member in sorted(found, key=lambda one: one.joined)
+            MemberInfo(member, max(0.0, now - member.renewed.seconds)) for member in sorted(members, key=lambda one: one.joined)
         ]
 
     def locks(self, group: str | None = None) -> list[LockInfo]:
@@ -363,7 +363,7 @@ class RocketMQAdmin:
             with contextlib.suppress(GroupError):
                 lots += self._lots.queues_of([parked_topic(group, topic)])
         lots = [lot for lot in lots if leader_of(group, lot) in offsets]
-        with self._locks.held(group, list(offsets), force):
+        with self._locks.hold(group, list(offsets), force):
             if parked is None:
                 self._lots.require_none(group, lots, seek_with_parked)
             epochs = self._offsets.next_epochs(group, list(offsets))
@@ -376,14 +376,14 @@ class RocketMQAdmin:
         """See `Admin.require_unused`. This also finds locks of clients that are not members, because requesting these locks fails."""
         lock_rules.check_name(group)
         queues = self._owned(group) if group in self.groups() else []
-        with self._locks.held(group, queues, force=False):
+        with self._locks.hold(group, queues, force=False):
             pass
 
     def delete_group(self, group: str, *, force: bool = False) -> None:
         """See `Admin.delete_group`. A running query creates the group again."""
         self._require(group)
         lots = self._lots.find(group=group)
-        with self._locks.held(group, self._owned(group), force):
+        with self._locks.hold(group, self._owned(group), force):
             if not force:
                 self._lots.require_none(group, self._lots.queues_of(lots), delete_with_parked)
             if lots:
@@ -406,22 +406,22 @@ class RocketMQAdmin:
         """
         self._require(group)
         granted = self._locks.free(group, queues)
-        held = [queue for queue in dict.fromkeys(queues) if queue not in granted]
-        if not held:
+        locked = [queue for queue in dict.fromkeys(queues) if queue not in granted]
+        if not locked:
             return []
         if not force:
             # Any member may hold these locks.
-            raise in_use(group, self._locks.user(group, self._directory.ids_everywhere(group), held))
-        with self._locks.held(group, held, force=True) as taken:
-            self._offsets.fence(group, self._offsets.next_epochs(group, taken))
-        left = [queue for queue in held if queue not in taken]
-        if left:
+            raise in_use(group, self._locks.user(group, self._directory.ids_everywhere(group), locked))
+        with self._locks.hold(group, locked, force=True) as released:
+            self._offsets.fence(group, self._offsets.next_epochs(group, released))
+        refused = [queue for queue in locked if queue not in released]
+        if refused:
             raise LockError(
                 LockCondition.HELD_BY_OTHER,
-                f"{len(left)} of {len(held)} queues of group {group!r} are locked by a client that is not a member, and RocketMQ does not "
-                f"report which client it is. The lock of {left[0]} expires within {LOCK_LIFE:.0f} s unless it is renewed",
+                f"{len(refused)} of {len(locked)} queues of group {group!r} are locked by a client that is not a member, and RocketMQ does not "
+                f"report which client it is. The lock of {refused[0]} expires within {LOCK_LIFE:.0f} s unless it is renewed",
             )
-        return taken
+        return released
 
     def command_parked(self, group: str, queue: MessageQueue, commands: Sequence[Command]) -> None:
         """See `Admin.command_parked`."""
@@ -467,9 +467,9 @@ class RocketMQAdmin:
 
 def _refuse_parking_lot(name: str) -> None:
     """Raise TopicError RESERVED if the topic is a parking lot, because administrators may not change it."""
-    found = origin(name)
-    if found is not None:
-        raise is_parking_lot(name, found[0])
+    parked_by = origin(name)
+    if parked_by is not None:
+        raise is_parking_lot(name, parked_by[0])
 
 
 def _not_settable(what: str, topic: str) -> OptionError:

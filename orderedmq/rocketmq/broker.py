@@ -56,13 +56,15 @@ class RocketMQBroker:
         The value is determined only once, because brokers may come and go. Raises RocketMQUnavailableError, and RocketMQError
         OTHER_CLUSTER if the nameserver knows no broker.
         """
-        found = sorted(_brokers(self._client.known_cluster(Deadline.after(REQUEST_TIMEOUT), lambda known: bool(known.brokers))))
-        if not found:
+        brokers = sorted(
+            _brokers(self._client.known_cluster(Deadline.after(REQUEST_TIMEOUT), lambda known: bool(known.brokers)))
+        )
+        if not brokers:
             raise RocketMQError(
                 RocketMQCondition.OTHER_CLUSTER,
                 f"{self!r}: the nameserver knows no broker. Start a broker, or name another nameserver",
             )
-        return ",".join(found[:_MOST_ADDRESSES])
+        return ",".join(brokers[:_MOST_ADDRESSES])
 
     @cached_property
     def _checked(self) -> Client:

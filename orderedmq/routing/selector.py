@@ -258,19 +258,19 @@ def load_function(path: str) -> SelectorFunction:
     if not (module and colon and name):
         raise _invalid(path, "is not of the form package.module:function", "Name a module, a colon and a function")
     try:
-        found: Any = importlib.import_module(module)
+        loaded: Any = importlib.import_module(module)
     except Exception as error:  # any error that the user's module raises at its import
         why = f"cannot be loaded: {type(error).__name__}: {error}"
         invalid = _invalid(path, why, "Make the module importable on the driver and on every executor")
         invalid.from_users_code = True
         raise invalid from error
     for part in name.split("."):
-        if not hasattr(found, part):
+        if not hasattr(loaded, part):
             raise _invalid(path, f"cannot be loaded: {module} has no {name}", "Check the function's name")
-        found = getattr(found, part)
-    if not callable(found):
-        raise _invalid(path, f"is not a function but {type(found).__name__}", "Name a function of (keys, number of queues)")
-    function: SelectorFunction = found
+        loaded = getattr(loaded, part)
+    if not callable(loaded):
+        raise _invalid(path, f"is not a function but {type(loaded).__name__}", "Name a function of (keys, number of queues)")
+    function: SelectorFunction = loaded
     return function
 
 

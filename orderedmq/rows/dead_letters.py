@@ -91,13 +91,13 @@ def dead_letter_properties(
     own = {name: value for name, value in properties.items() if name not in origin and not is_reserved(name)}
     room = MAX_PROPERTIES_BYTES - _SPARE_BYTES - _size(origin) - len(origin[ORIGIN_MESSAGE_ID].encode())
     room -= sum(_LONGEST_NAME + len(text.encode()) for text in texts if text)
-    kept = own if _size(own) <= room else _fitting(own, room - _NOTE_BYTES)
-    names = ", ".join(left_out(own, kept))
+    fitting = own if _size(own) <= room else _fitting(own, room - _NOTE_BYTES)
+    names = ", ".join(left_out(own, fitting))
     note = clip(f"there was no room for the properties {names}", _NOTE_BYTES - 2) + ": " if names else ""
-    text = clip(note + error, min(MAX_ERROR_BYTES, room - _size(kept)))
+    text = clip(note + error, min(MAX_ERROR_BYTES, room - _size(fitting)))
     del origin[ERROR]
     # RocketMQ has no properties without a value.
-    return {**kept, **origin, **({ERROR: text} if text else {})}
+    return {**fitting, **origin, **({ERROR: text} if text else {})}
 
 
 def left_out(properties: Mapping[str, str], letter: Mapping[str, str]) -> list[str]:

@@ -175,11 +175,11 @@ def _without_reserved(column: pa.Array) -> pa.Array:
     """Return the properties without reserved names, which must not get from a source's rows into a sink's rows."""
     if not pc.any(reserved(column.keys)).as_py():
         return column
-    kept = [
+    properties = [
         None if pairs is None else [(key, value) for key, value in pairs if not is_reserved(key)]
         for pairs in column.to_pylist()
     ]
-    return pa.array(kept, column.type)
+    return pa.array(properties, column.type)
 
 
 def _check_properties(column: pa.Array, where: str, first: int) -> None:

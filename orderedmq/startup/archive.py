@@ -49,12 +49,12 @@ def fitting_archive(java: Java, home: Path) -> Path | None:
 def _class_path(java: Java, home: Path) -> str:
     """Return the class path of a driver from Spark's own launcher, or "" if the launcher does not run."""
     launcher = [str(java.path), *BRIEF.split(), "-cp", f"{home / 'jars'}/*", "org.apache.spark.launcher.Main"]
-    done = subprocess.run(
+    process = subprocess.run(
         [*launcher, "org.apache.spark.deploy.SparkSubmit", "pyspark-shell"],
         env=os.environ | {"SPARK_HOME": str(home), "SPARK_SCALA_VERSION": "2.13"},
         stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="surrogateescape",
     )  # fmt: skip
-    words = done.stdout.split("\0")
+    words = process.stdout.split("\0")
     return words[words.index("-cp") + 1] if "-cp" in words else ""
 
 
@@ -85,13 +85,15 @@ def _make(java: Java, home: Path, folder: Path) -> Path:
             return fitting
         archive_file = Path(scratch, "classes.jsa")
         options = f"{_base(java, folder)} {BRIEF} {_option('ArchiveClassesAtExit', archive_file)}"
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-m", "orderedmq.startup.training", scratch],
             env=os.environ | {"SPARK_HOME": str(home), "SPARK_SUBMIT_OPTS": options},
             stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
         )  # fmt: skip
-        if done.returncode or not archive_file.exists():
-            errors = [line for line in f"{done.stdout}\n{done.stderr}".splitlines() if re.search("Error|Exception|error", line)]
+        if process.returncode or not archive_file.exists():
+            errors = [
+                line for line in f"{process.stdout}\n{process.stderr}".splitlines() if re.search("Error|Exception|error", line)
+            ]
             why = errors[-1][:300] if errors else "it gave no reason"
             raise _none(java, f"{why}. Check whether a Spark session starts here, and whether the disk of {folder} is full")
         with archive_file.open("rb") as written:

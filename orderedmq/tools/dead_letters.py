@@ -261,9 +261,9 @@ def count(broker: Broker, group: str) -> LetterCount | None:
     """Return how many dead letters the group has; None if the account may not read them."""
     try:
         bounds = broker.log.bounds(broker.log.queues(DEAD_LETTER_PREFIX + group))
-        left = sum(max(at.max_offset - replayed_to(broker, queue), 0) for queue, at in bounds.items())
+        unreplayed = sum(max(at.max_offset - replayed_to(broker, queue), 0) for queue, at in bounds.items())
         stored = sum(at.max_offset - at.min_offset for at in bounds.values())
-        return LetterCount(stored, left, sum(at.max_offset for at in bounds.values()))
+        return LetterCount(stored, unreplayed, sum(at.max_offset for at in bounds.values()))
     except TopicError as error:
         if error.sub != TopicCondition.MISSING:
             raise

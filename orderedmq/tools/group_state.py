@@ -60,8 +60,10 @@ def group_queues(broker: Broker, group: str, also: Iterable[MessageQueue] = ()) 
         offset, lock = offsets.get(queue), locks.get(queue)
         # Messages that retention has deleted do not count as lag, because they can no longer be processed.
         following = max(at.min_offset if offset is None else offset, at.min_offset)
-        held = lock if lock is not None and lock.held else None
-        states.append(GroupQueue(group, queue, offset, at.min_offset, at.max_offset, max(0, at.max_offset - following), held))
+        owner_lock = lock if lock is not None and lock.held else None
+        states.append(
+            GroupQueue(group, queue, offset, at.min_offset, at.max_offset, max(0, at.max_offset - following), owner_lock)
+        )
     return states
 
 
@@ -80,20 +82,20 @@ class Rates:
     def see(self, now: float, offsets: Mapping[K, int | None]) -> dict[K, float]:
         """Return the rate of each key whose offset was seen before. If an offset went back (a seek), its measurement starts again."""
         rates: dict[K, float] = {}
-        kept: dict[Hashable, deque[tuple[float, int]]] = {}
+        points_by_key: dict[Hashable, deque[tuple[float, int]]] = {}
         for key, offset in offsets.items():
             if offset is None:
                 continue
-            seen = self._seen.get(key, deque())
-            if seen and offset < seen[-1][1]:
-                seen.clear()
-            seen.append((now, offset))
-            while len(seen) > 2 and seen[1][0] <= now - self._window:
-                seen.popleft()
-            kept[key] = seen
-            if seen[0][0] < now:
-                rates[key] = (offset - seen[0][1]) / (now - seen[0][0])
-        self._seen = kept
+            points = self._seen.get(key, deque())
+            if points and offset < points[-1][1]:
+                points.clear()
+            points.append((now, offset))
+            while len(points) > 2 and points[1][0] <= now - self._window:
+                points.popleft()
+            points_by_key[key] = points
+            if points[0][0] < now:
+                rates[key] = (offset - points[0][1]) / (now - points[0][0])
+        self._seen = points_by_key
         return rates
 
 
@@ -113,12 +115,12 @@ def short_names(clients: Mapping[str, str | None]) -> dict[str, str]:
 
     ``clients``: client ids with their query names, None if a name is unknown.
     """
-    left = {client: _names(client, name) for client, name in clients.items()}
+    candidates = {client: _names(client, name) for client, name in clients.items()}
     while True:
-        seen = Counter(names[0] for names in left.values())
-        double = [names for names in left.values() if seen[names[0]] > 1 and len(names) > 1]
+        counts = Counter(names[0] for names in candidates.values())
+        double = [names for names in candidates.values() if counts[names[0]] > 1 and len(names) > 1]
         if not double:
-            return {client: names[0] for client, names in left.items()}
+            return {client: names[0] for client, names in candidates.items()}
         for names in double:
             del names[0]
 

@@ -34,7 +34,7 @@ def append_chosen(
     ``targets`` has the targets of each topic. If a topic has other targets now, ``targets`` is updated and ``choose`` is called again.
     Raises the errors of `Log.append` and `Log.targets`.
     """
-    for left in reversed(range(_CHOICES)):
+    for choices_left in reversed(range(_CHOICES)):
         rows = choose()
         topics = {queue.topic for queue in rows}
         try:
@@ -43,7 +43,7 @@ def append_chosen(
             return
         except TopicError as error:
             # The broker may notice that a chosen queue is gone before it compares the targets. After either error no row is stored.
-            if error.sub not in (TopicCondition.QUEUE_COUNT, TopicCondition.NO_SUCH_QUEUE) or not left:
+            if error.sub not in (TopicCondition.QUEUE_COUNT, TopicCondition.NO_SUCH_QUEUE) or not choices_left:
                 raise
             now = {topic: log.targets(topic) for topic in topics}
             if all(targets[topic] == now[topic] for topic in topics):

@@ -199,7 +199,7 @@ class _Replay:
         return _Part(token, self.chosen.spans(broker.log, queue, begin, at.max_offset), upto)
 
     def _pieces(self, parts: Sequence[_Part]) -> Iterator[_Piece]:
-        left = self.limit
+        remaining = self.limit
         for token, span, upto in ((token, span, upto) for token, spans, upto in parts for span in spans):
             for letters in read(self.broker.log, token.queue, *span):
                 chosen = [letter for letter in letters if self.chosen.matches(letter)]
@@ -207,12 +207,12 @@ class _Replay:
                     chosen = [letter for letter in chosen if not self.chosen.replayed(letter, upto)]
                 sent = [letter for letter in chosen if self.chosen.passes(letter)]
                 quarantined = [letter for letter in chosen if self.chosen.quarantined is False and self.chosen.holds(letter)]
-                if left is not None and len(sent) >= left:
-                    sent = sent[:left]
+                if remaining is not None and len(sent) >= remaining:
+                    sent = sent[:remaining]
                     end = sent[-1].offset + 1
                     yield _Piece(token, end, sent, [letter for letter in quarantined if letter.offset < end])
                     return
-                left = None if left is None else left - len(sent)
+                remaining = None if remaining is None else remaining - len(sent)
                 yield _Piece(token, letters[-1].offset + 1, sent, quarantined)
 
     def _check(self, piece: _Piece, targets: dict[str, list[MessageQueue]]) -> None:

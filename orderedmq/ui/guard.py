@@ -84,9 +84,9 @@ class Rules:
 
     def may_scrape(self, headers: Headers) -> bool:
         """Whether a request may read the metrics."""
-        kind, _, given = headers.get("authorization", "").partition(" ")
+        kind, _, token = headers.get("authorization", "").partition(" ")
         if self.scrape_token is not None and kind.lower() == "bearer":
-            return hmac.compare_digest(given.strip().encode("latin-1"), self.scrape_token.encode())
+            return hmac.compare_digest(token.strip().encode("latin-1"), self.scrape_token.encode())
         return (self.scrape_token is None or self.token is not None) and self.knows(headers)
 
 
@@ -212,9 +212,9 @@ async def read_change(request: Request, rules: Rules) -> FormFields:
 async def log_in(request: Request, rules: Rules) -> Response | None:
     """Return the answer that sets the cookie, or None for a wrong token, after a delay."""
     # The input is not stripped, because a token has no blanks at its ends.
-    given = next(iter((await read_form(request)).all("token")), "")
+    token = next(iter((await read_form(request)).all("token")), "")
     async with rules.login:
-        if rules.token is None or not hmac.compare_digest(given.encode(), rules.token.encode()):
+        if rules.token is None or not hmac.compare_digest(token.encode(), rules.token.encode()):
             await asyncio.sleep(_WRONG_TOKEN)
             return None
     answer = RedirectResponse("/", 303)

@@ -28,7 +28,7 @@ _TOGETHER: Final = 64
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _Query:
     """The fields of the browser's form; None or "" if a field is empty."""
 
     queue: MessageQueue | None
@@ -49,19 +49,19 @@ class Browser:
         topic = request.path_params["topic"]
         log = self._site.broker.log
         queues = log.queues(topic)
-        asked = _asked(request, topic, queues)
+        query = _query(request, topic, queues)
         names: dict[str, Any] = {
             "topic": topic,
             "queues": queues,
-            "asked": asked,
+            "query": query,
             "earlier": None,
             "later": None,
             "note_of_search": "",
         }
-        if asked.queue is not None and not asked.key:
-            names |= _of_queue(log, asked, asked.queue)
-        elif asked.key or asked.time or asked.after is not None:
-            names |= _searched(log, asked, queues if asked.queue is None else [asked.queue])
+        if query.queue is not None and not query.key:
+            names |= _of_queue(log, query, query.queue)
+        elif query.key or query.time or query.after is not None:
+            names |= _searched(log, query, queues if query.queue is None else [query.queue])
         elif len(queues) <= _TOGETHER:
             names |= {
                 "rows": last_of(log, log.bounds(queues), ROWS),
@@ -75,9 +75,9 @@ class Browser:
         """Show one message with all its fields."""
         topic = request.path_params["topic"]
         log = self._site.broker.log
-        asked = _asked(request, topic, log.queues(topic))
-        queue = asked.queue or log.queues(topic)[0]
-        row = message_at(log, queue, asked.offset or 0)
+        query = _query(request, topic, log.queues(topic))
+        queue = query.queue or log.queues(topic)[0]
+        row = message_at(log, queue, query.offset or 0)
         body: bytes = row["body"]
         text = body_text(body_fields(body[:MOST_BODY]))
         return self._site.page(
@@ -86,30 +86,30 @@ class Browser:
         )  # fmt: skip
 
 
-def _asked(request: Request, topic: str, queues: Sequence[MessageQueue]) -> _Asked:
-    given = request.query_params
+def _query(request: Request, topic: str, queues: Sequence[MessageQueue]) -> _Query:
+    params = request.query_params
     after, number = number_of(request, "after"), number_of(request, "queue")
-    broker = given.get("broker", "")
+    broker = params.get("broker", "")
     chosen = None
-    if given.get("of", ""):
-        broker, _, text = given["of"].rpartition("/")
+    if params.get("of", ""):
+        broker, _, text = params["of"].rpartition("/")
         number = whole_number(text)
         if number is None:
-            raise no_such_queue(topic, shown(given["of"]))
+            raise no_such_queue(topic, shown(params["of"]))
     if number is not None:
         chosen = MessageQueue(topic, broker or queues[0].broker_name, number)
         if chosen not in queues:
             raise no_such_queue(topic, f"{chosen.broker_name}/{number}")
     place = None
     if after is not None:
-        at = MessageQueue(topic, given.get("at_broker", ""), number_of(request, "at_queue") or 0)
+        at = MessageQueue(topic, params.get("at_broker", ""), number_of(request, "at_queue") or 0)
         place = Arrival(after, at, number_of(request, "at_offset") or 0)
-    return _Asked(chosen, number_of(request, "offset"), given.get("time", "").strip(), _key(given), place)
+    return _Query(chosen, number_of(request, "offset"), params.get("time", "").strip(), _key(params), place)
 
 
-def _key(given: Mapping[str, str]) -> str:
+def _key(params: Mapping[str, str]) -> str:
     """Return the key to search for. The visible field holds it as `escaped` text; ``exact`` holds the key itself, if they differ."""
-    typed, exact = given.get("key", ""), unquote(given.get("exact", ""))
+    typed, exact = params.get("key", ""), unquote(params.get("exact", ""))
     return exact if escaped(exact) == typed else typed
 
 
@@ -118,11 +118,11 @@ def _since(text: str) -> int | None:
     return parse_timestamp(text, "time") if text else None
 
 
-def _of_queue(log: Log, asked: _Asked, queue: MessageQueue) -> dict[str, Any]:
+def _of_queue(log: Log, query: _Query, queue: MessageQueue) -> dict[str, Any]:
     at = log.bounds([queue])[queue]
-    since = _since(asked.time)
-    if asked.offset is not None:
-        begin = asked.offset
+    since = _since(query.time)
+    if query.offset is not None:
+        begin = query.offset
     else:
         begin = at.max_offset - ROWS if since is None else log.offset_at(queue, since)
     begin = min(max(begin, at.min_offset), at.max_offset)
@@ -140,27 +140,27 @@ def _of_queue(log: Log, asked: _Asked, queue: MessageQueue) -> dict[str, Any]:
     }
 
 
-def _searched(log: Log, asked: _Asked, queues: Sequence[MessageQueue]) -> dict[str, Any]:
+def _searched(log: Log, query: _Query, queues: Sequence[MessageQueue]) -> dict[str, Any]:
     until = time.monotonic() + PATIENCE
-    since = asked.after if asked.after is not None else _since(asked.time)
-    result = search(log, queues, asked.key or None, since, ROWS, lambda: time.monotonic() < until)
-    what = f"Messages of key {asked.key!r}" if asked.key else "Messages"
-    where = f"queue {asked.queue}" if asked.queue else f"all {len(queues)} queues" if len(queues) > 1 else "the queue"
+    since = query.after if query.after is not None else _since(query.time)
+    result = search(log, queues, query.key or None, since, ROWS, lambda: time.monotonic() < until)
+    what = f"Messages of key {query.key!r}" if query.key else "Messages"
+    where = f"queue {query.queue}" if query.queue else f"all {len(queues)} queues" if len(queues) > 1 else "the queue"
     return {
         "rows": result.rows,
         "what": f"{what} in {where}, in the order of arrival",
-        "later": _later(asked, result),
+        "later": _later(query, result),
         "note_of_search": _note(result),
     }
 
 
-def _later(asked: _Asked, result: Found) -> str | None:
+def _later(query: _Query, result: Found) -> str | None:
     if result.next is None:
         return None
     place, queue = result.next, result.next.queue
-    chosen = {} if asked.queue is None else {"broker": asked.queue.broker_name, "queue": asked.queue.queue_id}
+    chosen = {} if query.queue is None else {"broker": query.queue.broker_name, "queue": query.queue.queue_id}
     where = {"after": place.stored, "at_broker": queue.broker_name, "at_queue": queue.queue_id, "at_offset": place.offset}
-    return topic_url(queue.topic, "/messages", **chosen, key=asked.key, **where)
+    return topic_url(queue.topic, "/messages", **chosen, key=query.key, **where)
 
 
 def _note(result: Found) -> str:

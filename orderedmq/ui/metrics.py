@@ -306,7 +306,7 @@ def samples(look: BrokerNow, now: float) -> dict[MetricKind, list[MetricSample]]
     samples_by_kind: dict[MetricKind, list[MetricSample]] = {kind: [] for kind in METRICS if "group" in kind.labels}
     for group in look.groups:
         every = (_of_group(group), _of_topics(group, now), _of_queues(group, look, now))
-        for kind, sample in (one for some in every for one in some):
+        for kind, sample in (sample_of for some in every for sample_of in some):
             samples_by_kind[kind].append(sample)
     return samples_by_kind
 
@@ -350,8 +350,8 @@ def _of_queues(group: GroupNow, look: BrokerNow, now: float) -> Iterator[tuple[M
             yield _COMMIT, MetricSample(labels, _since(group.committed[queue], now))
         lock = state.lock
         if lock is not None:
-            left = 0.0 if lock.alive is False else max(0.0, lock.remaining - passed)
-            yield _LOCK, MetricSample({**labels, "owner": lock.name or lock.owner}, left)
+            remaining = 0.0 if lock.alive is False else max(0.0, lock.remaining - passed)
+            yield _LOCK, MetricSample({**labels, "owner": lock.name or lock.owner}, remaining)
 
 
 def _labels(group: str, queue: MessageQueue) -> dict[str, str]:

@@ -68,8 +68,8 @@ class Repairs:
     def letters(self, request: Request) -> Response:
         """Show dead letters, beginning with the newest page, which users usually need. With conditions, begin with the oldest match."""
         group, broker = request.path_params["group"], self._site.broker
-        given: Mapping[str, str] = request.query_params
-        chosen = _filter(given)
+        fields: Mapping[str, str] = request.query_params
+        chosen = _filter(fields)
         filtered = chosen.chooses or bool(chosen.quarantined)
         queues = dead_letters.letter_queues(broker, group)
         brokers = [each.broker_name for each in queues]
@@ -86,17 +86,17 @@ class Repairs:
             if filtered and len(letters) == ROWS:
                 end = letters[-1].offset + 1
             if len(queues) > 1:
-                given = {**given, "broker": queue.broker_name}
+                fields = {**fields, "broker": queue.broker_name}
             names["queue"] = queue
             names["letters"] = [(letter, _state(letter, chosen, upto)) for letter in letters]
             names["waiting"] = max(last - upto, 0)
-            conditions = _conditions(given)
+            conditions = _conditions(fields)
             if begin > at.min_offset and not filtered:
                 names["earlier"] = group_url(group, "/dead", first=max(at.min_offset, begin - ROWS), **conditions)
             names["later"] = group_url(group, "/dead", first=end, **conditions) if end < last else None
         return self._site.page(
             request, "letters.html", title=f"Dead letters of {group}", at="groups", group=group, keyings=KEYINGS, filtered=filtered,
-            given=given, conditions=_conditions(given), max_replays=MAX_REPLAYS, **names
+            fields=fields, conditions=_conditions(fields), max_replays=MAX_REPLAYS, **names
         )  # fmt: skip
 
     def replay(self, group: str, form: FormFields, request: Request) -> Response:
@@ -114,26 +114,28 @@ class Repairs:
         how = form.one("keying")
         if how not in KEYINGS:
             raise OptionError(OptionCondition.INVALID, f"{shown(how)} is not a way in which keys choose queues")
-        broker, done = self._site.broker, Replayed()
+        broker, replayed = self._site.broker, Replayed()
         queues = dead_letters.letter_queues(broker, group, chosen)
         if queues:
             try:
-                replay(broker, queues, chosen, done, limit=_AT_ONCE, to_topic=form.one("to") or None, keying=KEYINGS[how][1])
+                replay(
+                    broker, queues, chosen, replayed, limit=_AT_ONCE, to_topic=form.one("to") or None, keying=KEYINGS[how][1]
+                )
             finally:
-                if done.letters:
-                    self._site.tell(f"replayed {done.letters:,} dead letters of group {group}")
-        to = ", ".join(f"{count:,} to {topic}" for topic, count in sorted(done.topics.items()))
-        text = f"Replayed {done.letters:,} dead letter{'' if done.letters == 1 else 's'}{f': {to}' if to else ''}."
-        if done.letters == _AT_ONCE:
+                if replayed.letters:
+                    self._site.tell(f"replayed {replayed.letters:,} dead letters of group {group}")
+        to = ", ".join(f"{count:,} to {topic}" for topic, count in sorted(replayed.topics.items()))
+        text = f"Replayed {replayed.letters:,} dead letter{'' if replayed.letters == 1 else 's'}{f': {to}' if to else ''}."
+        if replayed.letters == _AT_ONCE:
             text += (
                 " There may be more matches: set a later time to continue, since the same replay sends these again."
                 if chosen.chooses or chosen.quarantined
                 else " There may be more letters: replay again to continue."
             )
-        if done.quarantined:
-            text += f" Left out {done.quarantined:,} in quarantine."
-        if done.deleted:
-            text += f" Retention deleted {done.deleted:,} before a replay of all letters reached them."
+        if replayed.quarantined:
+            text += f" Left out {replayed.quarantined:,} in quarantine."
+        if replayed.deleted:
+            text += f" Retention deleted {replayed.deleted:,} before a replay of all letters reached them."
         return self._site.done(text, group_url(group, "/dead", **_conditions(request.query_params)))
 
     # -- parked keys
@@ -143,10 +145,10 @@ class Repairs:
         action = form.one("action")
         if action not in get_args(CommandAction):
             raise OptionError(OptionCondition.INVALID, f"{shown(action)} is not a command. Use retry, hold or drop")
-        wanted, broker = form.all("key"), self._site.broker
-        if not wanted:
+        names, broker = form.all("key"), self._site.broker
+        if not names:
             raise OptionError(OptionCondition.MISSING, "no key is chosen. Go back and choose some")
-        those = _chosen(broker, group, wanted)
+        those = _chosen(broker, group, names)
         messages = sum(key.messages for key in those)
         text = (
             f"{messages:,} parked message{'' if messages == 1 else 's'} of {len(those):,} key{'' if len(those) == 1 else 's'}"
@@ -172,21 +174,21 @@ class Repairs:
 
     def plan_seek(self, request: Request) -> Response:
         """Ask for the target of a seek, and show what the seek would change. Nothing is changed."""
-        group, broker, given = request.path_params["group"], self._site.broker, request.query_params
+        group, broker, fields = request.path_params["group"], self._site.broker, request.query_params
         check_group(group)
         plan = None
-        if given.get("to", "").strip():
-            topics = [given["topic"]] if given.get("topic") else []
+        if fields.get("to", "").strip():
+            topics = [fields["topic"]] if fields.get("topic") else []
             plan = seek(
                 broker,
                 group,
-                parse_target(given["to"], "to"),
+                parse_target(fields["to"], "to"),
                 topics,
-                force=_force(given.get),
-                parked=_parked(given.get),
+                force=_force(fields.get),
+                parked=_parked(fields.get),
                 dry_run=True,
             )
-        return self._site.page(request, "seek.html", title=f"Seek {group}", at="groups", **self._plan(group, given, plan))
+        return self._site.page(request, "seek.html", title=f"Seek {group}", at="groups", **self._plan(group, fields, plan))
 
     def set_offsets(self, group: str, form: FormFields, _: Request) -> Response:
         """Set the offsets that were shown."""
@@ -197,16 +199,16 @@ class Repairs:
 
     def plan_copy(self, request: Request) -> Response:
         """Ask which group gets this group's offsets, and show what the copy would change. Nothing is changed."""
-        group, broker, given = request.path_params["group"], self._site.broker, request.query_params
+        group, broker, fields = request.path_params["group"], self._site.broker, request.query_params
         check_group(group)
-        plan, target = None, given.get("target", "").strip()
+        plan, target = None, fields.get("target", "").strip()
         if target:
-            topics = [given["topic"]] if given.get("topic") else []
+            topics = [fields["topic"]] if fields.get("topic") else []
             plan = copy_offsets(
-                broker, group, target, topics, force=_force(given.get), parked=_parked(given.get),
-                leave_parked=bool(given.get("leave_parked")), dry_run=True,
+                broker, group, target, topics, force=_force(fields.get), parked=_parked(fields.get),
+                leave_parked=bool(fields.get("leave_parked")), dry_run=True,
             )  # fmt: skip
-        names = self._plan(group, given, plan)
+        names = self._plan(group, fields, plan)
         return self._site.page(request, "copy.html", title=f"Copy {group}", at="groups", target=target, **names)
 
     def copy_offsets(self, group: str, form: FormFields, _: Request) -> Response:
@@ -217,16 +219,16 @@ class Repairs:
             raise OptionError(
                 OptionCondition.INVALID, "this form has no offsets for another group. Go back and show what would change"
             )
-        done = seek(
+        sought = seek(
             self._site.broker, target, offsets, [], force=_force(form.one), parked=_parked(form.one), dry_run=False, new=True
         )
-        return self._done(target, done)
+        return self._done(target, sought)
 
-    def _plan(self, group: str, given: Mapping[str, str], plan: Sought | None) -> dict[str, Any]:
+    def _plan(self, group: str, fields: Mapping[str, str], plan: Sought | None) -> dict[str, Any]:
         """Return the template values of the pages that plan a change of offsets."""
         return {
             "group": group,
-            "given": given,
+            "fields": fields,
             "topics": sorted({queue.topic for queue in self._site.broker.admin.group_offsets(group)}),
             "plan": plan,
             "moves": [] if plan is None else _moves(plan),
@@ -234,20 +236,20 @@ class Repairs:
             "rows": ROWS,
         }
 
-    def _done(self, group: str, done: Sought) -> Response:
-        queues = f"{len(done.new):,} queue{'' if len(done.new) == 1 else 's'}"
+    def _done(self, group: str, sought: Sought) -> Response:
+        queues = f"{len(sought.new):,} queue{'' if len(sought.new) == 1 else 's'}"
         text = f"Set the offsets of {queues} of group {group}."
         self._site.tell(text)
         return self._site.done(text, group_url(group))
 
 
-def _force(given: Callable[[str], str | None]) -> bool:
-    return bool(given("force"))
+def _force(fields: Callable[[str], str | None]) -> bool:
+    return bool(fields("force"))
 
 
-def _parked(given: Callable[[str], str | None]) -> AtSeek:
+def _parked(fields: Callable[[str], str | None]) -> AtSeek:
     """Return the form's choice for parked messages. Raises OptionError INVALID."""
-    parked = given("parked") or None
+    parked = fields("parked") or None
     if parked not in (None, "keep", "drop"):
         raise OptionError(OptionCondition.INVALID, f"{shown(parked)} is not a choice for parked messages. Use keep or drop")
     return cast(AtSeek, parked)
@@ -259,12 +261,12 @@ def _moves(plan: Sought) -> list[tuple[MessageQueue, int | None, int]]:
     return sorted(moves, key=lambda move: (move[1] == move[2], move[0]))
 
 
-def _chosen(broker: Broker, group: str, wanted: Sequence[str]) -> list[ParkedKey]:
+def _chosen(broker: Broker, group: str, names: Sequence[str]) -> list[ParkedKey]:
     """Return the parked keys with these identities. Raises GroupError NOT_PARKED for a key that is no longer parked."""
     there = parked_keys(broker, group)
     by_identity = {identity(parked_key): parked_key for parked_key in there}
     keys_chosen: list[ParkedKey] = []
-    for name in dict.fromkeys(wanted):
+    for name in dict.fromkeys(names):
         *_, kind, key = name.split("/", 4) if name.count("/") >= 4 else ("k", name)
         offset = whole_number(key) if kind == "o" else None
         # Only the key is encoded: the name of a topic may contain what looks like an encoded character.
@@ -273,14 +275,14 @@ def _chosen(broker: Broker, group: str, wanted: Sequence[str]) -> list[ParkedKey
     return keys_chosen
 
 
-def _conditions(given: Mapping[str, str]) -> dict[str, str]:
+def _conditions(fields: Mapping[str, str]) -> dict[str, str]:
     """Return the conditions on dead letters in a URL's query."""
-    return {name: given.get(name, "") for name in ("key", "error", "since", "quarantined", "broker")}
+    return {name: fields.get(name, "") for name in ("key", "error", "since", "quarantined", "broker")}
 
 
-def _filter(given: Mapping[str, str]) -> LetterFilter:
+def _filter(fields: Mapping[str, str]) -> LetterFilter:
     """Return the filter for the conditions in a URL's query. Raises OptionError INVALID."""
-    key, error, since, quarantined, broker = _conditions(given).values()
+    key, error, since, quarantined, broker = _conditions(fields).values()
     return LetterFilter(
         frozenset([key] if key else ()),
         error or None,

@@ -588,7 +588,7 @@ def test_a_class_that_a_program_defines_is_the_same_in_every_task_of_a_worker() 
     names: dict[str, Any] = {"__name__": "__main__"}
     exec(code, names)
     sent = cloudpickle.dumps(names.pop("Own"))
-    first, second = (calls.kept(cloudpickle.loads(sent)) for _ in range(2))
+    first, second = (calls.function_of(cloudpickle.loads(sent)) for _ in range(2))
     assert first([], None) == second([], None)
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ordered_source.columns import LotPlan, ReadContext
-from orderedmq.connections import kept
+from orderedmq.connections import cached
 from orderedmq.endpoint import Credentials, CredentialsFile, Endpoint, TlsOptions
 from orderedmq.errors import LockError, OptionError
 from orderedmq.model import MessageQueue
@@ -109,10 +109,10 @@ def test_a_source_with_an_account_needs_its_keys_at_the_listener_too() -> None:
 def test_a_listener_connects_as_its_source_does_but_for_secrets() -> None:
     source = Endpoint(None, "ns:9876", CredentialsFile("/account.json"), TlsOptions(verify_hostname=False))
     context = ReadContext.from_text(ReadContext.of(source, "id", TOKEN).to_text())
-    assert context.lock(QUEUE).broker is kept(source, "id")
+    assert context.lock(QUEUE).broker is cached(source, "id")
     tls = TlsOptions(key_password="hidden")
     text = ReadContext.of(replace(source, tls=tls), "id", TOKEN).to_text()
     assert "hidden" not in text
     with pytest.raises(OptionError, match=r"MISSING.*tlsKeyPassword.*consume_orderly\(\.\.\., tls="):
         ReadContext.from_text(text).lock(QUEUE)
-    assert ReadContext.from_text(text).lock(QUEUE, tls=tls).broker is kept(replace(source, tls=tls), "id")
+    assert ReadContext.from_text(text).lock(QUEUE, tls=tls).broker is cached(replace(source, tls=tls), "id")

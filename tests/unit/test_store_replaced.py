@@ -15,7 +15,7 @@ import pytest
 
 from orderedmq import connect, snapshot
 from orderedmq.broker import Broker, SinkBatch
-from orderedmq.connections import kept, reach
+from orderedmq.connections import cached, reach
 from orderedmq.embedded import index
 from orderedmq.embedded.check import check
 from orderedmq.embedded.index import topic_of
@@ -214,20 +214,20 @@ def test_other_threads_wait_while_a_failed_commit_closes_the_store(path: Path, b
 def test_a_cached_connection_is_not_used_for_the_store_that_replaced_its_own(path: Path, broker: Broker) -> None:
     endpoint = Endpoint(path=str(path))
     before = broker.identity
-    first = kept(endpoint, before)
-    assert kept(endpoint, before) is first
+    first = cached(endpoint, before)
+    assert cached(endpoint, before) is first
     assert bodies(first, QUEUE) == ["a", "b"]
     copied(path)
     with reach(endpoint) as planning:
         after = planning.identity
     assert after != before
-    second = kept(endpoint, after)
+    second = cached(endpoint, after)
     second.log.append({QUEUE: rows("c")})
     assert bodies(second, QUEUE) == ["a", "b", "c"]
     # A task of the query that was planned before the store was replaced.
     with refused("STORE.REPLACED", path):
-        bodies(kept(endpoint, before), QUEUE)
-    assert bodies(kept(endpoint, after), QUEUE) == ["a", "b", "c"]
+        bodies(cached(endpoint, before), QUEUE)
+    assert bodies(cached(endpoint, after), QUEUE) == ["a", "b", "c"]
 
 
 def test_a_process_keeps_the_16_stores_open_that_it_used_last(tmp_path: Path) -> None:
@@ -238,24 +238,24 @@ def test_a_process_keeps_the_16_stores_open_that_it_used_last(tmp_path: Path) ->
             broker.admin.create_topic("orders", 1)
             stores.append((Endpoint(str(tmp_path / str(number))), broker.identity))
     open_before = len(Store._process().stores)
-    first = kept(*stores[0])
-    second = kept(*stores[1])
+    first = cached(*stores[0])
+    second = cached(*stores[1])
     for endpoint, identity in stores[2:]:
-        assert bodies(kept(endpoint, identity), QUEUE) == []
-        assert kept(*stores[0]) is first
+        assert bodies(cached(endpoint, identity), QUEUE) == []
+        assert cached(*stores[0]) is first
     assert len(Store._process().stores) - open_before <= 16
     assert bodies(first, QUEUE) == []
-    assert kept(*stores[1]) is not second
-    assert bodies(kept(*stores[1]), QUEUE) == []
+    assert cached(*stores[1]) is not second
+    assert bodies(cached(*stores[1]), QUEUE) == []
 
 
 def test_a_cached_connection_to_a_missing_store_fails_at_each_use(path: Path, broker: Broker) -> None:
     endpoint, identity = Endpoint(path=str(path)), broker.identity
-    bodies(kept(endpoint, identity), QUEUE)
+    bodies(cached(endpoint, identity), QUEUE)
     away(path)
     for _ in range(3):
         with refused("STORE.MISSING", path):
-            bodies(kept(endpoint, identity), QUEUE)
+            bodies(cached(endpoint, identity), QUEUE)
 
 
 @pytest.mark.parametrize("happen", [happen for happen, _ in GONE])

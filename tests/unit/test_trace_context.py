@@ -22,7 +22,7 @@ from pyspark.sql import DataFrame
 
 import orderedmq
 from ordered_source import ConsumeOrderlyStatus, consume_concurrently, consume_orderly
-from ordered_source.listener.calls import Cancelled, kept
+from ordered_source.listener.calls import Cancelled, function_of
 from orderedmq import trace_context
 from orderedmq.broker import Broker
 from orderedmq.errors import SchemaError
@@ -56,7 +56,7 @@ def message(number: int, traceparent: str | None = None, **more: Any) -> Any:
 
 
 def called(listener: Any, *messages: Any) -> Any:
-    return kept(listener, in_spans("billing"))(messages, CONTEXT)
+    return function_of(listener, in_spans("billing"))(messages, CONTEXT)
 
 
 def only(spans: InMemorySpanExporter) -> ReadableSpan:
@@ -141,7 +141,7 @@ def test_calls_that_await_at_once_are_each_in_their_own_span_until_they_were_awa
             return SUCCESS
 
     async def run() -> list[Any]:
-        call = kept(Listener, in_spans("billing"))
+        call = function_of(Listener, in_spans("billing"))
         tasks = [
             asyncio.create_task(call([message(number, text)], CONTEXT)) for number, text in ((1, PARENT), (2, OTHER), (3, None))
         ]

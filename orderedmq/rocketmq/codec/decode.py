@@ -256,14 +256,14 @@ class _Columns:
         texts = tuple(name for name in columns if name in _PROPERTY_OF)
         if not texts and "properties" not in columns:
             return {}
-        wanted = tuple(_PROPERTY_OF[name] for name in texts)
+        names = tuple(_PROPERTY_OF[name] for name in texts)
         entries = None
-        values = None if "properties" in columns else self._by_template(wanted)
+        values = None if "properties" in columns else self._by_template(names)
         if values is None:
             entries = find_entries(self._texts())
             if entries is None:
                 return None
-            values = columns_of(entries, wanted, self.malformed)
+            values = columns_of(entries, names, self.malformed)
         arrays: dict[str, pa.Array] = {name: values[_PROPERTY_OF[name]] for name in texts}
         if "message_id" in arrays:
             arrays["message_id"] = self._message_id(arrays["message_id"])
@@ -287,14 +287,14 @@ class _Columns:
                 return texts
         return gather(self._buffer, begins, ends, pa.binary(), order=self._order)
 
-    def _by_template(self, wanted: tuple[str, ...]) -> dict[str, pa.Array] | None:
+    def _by_template(self, names: tuple[str, ...]) -> dict[str, pa.Array] | None:
         """Return the values of each name if all messages fit one `Template`; otherwise None."""
         begins, ends = self._records.properties_begins, self._records.properties_ends
-        cut = cut_by_template(self._data, begins, ends, [name.encode() for name in wanted], self._order)
+        cut = cut_by_template(self._data, begins, ends, [name.encode() for name in names], self._order)
         if cut is None:
             return None
         values = {}
-        for name in wanted:
+        for name in names:
             values[name], rows = strings(cut[name.encode()])
             self.malformed.update(rows.tolist())
         return values

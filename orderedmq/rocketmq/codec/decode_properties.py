@@ -244,14 +244,14 @@ def learn(samples: Sequence[bytes]) -> Template | None:
             return None
         rows.append([value for _, value in entries])
     literals, values, alike = [b""], [], {}
-    for name, found in zip(names, zip(*rows)):
+    for name, positions in zip(names, zip(*rows)):
         literals[-1] += name + NAME_END
-        if len(set(found)) == 1:
-            literals[-1] += found[0]
-            alike[name] = found[0]
+        if len(set(positions)) == 1:
+            literals[-1] += positions[0]
+            alike[name] = positions[0]
         else:
             alike.pop(name, None)
-            values.append(_Value(name, tuple(length for length, _ in Counter(map(len, found)).most_common())))
+            values.append(_Value(name, tuple(length for length, _ in Counter(map(len, positions)).most_common())))
             literals.append(b"")
         literals[-1] += VALUE_END
     if not last:
@@ -309,24 +309,24 @@ class _Unlike(Exception):
 def _locate(data: Bytes, begins: Int64s, ends: Int64s, template: Template) -> list[tuple[Int64s, Int64s]]:
     """Return where each value begins and ends. Raises _Unlike or IndexError if a byte outside the values differs from the template."""
     literals, values = template.literals, template.values
-    left = len(values)
+    remaining = len(values)
     # Go from the end back to the last value whose length differs between messages.
     stops: list[tuple[Int64s, Int64s]] = []
     stop = _before(data, ends, literals[-1])
-    while left and len(values[left - 1].lengths) == 1:
-        left -= 1
-        begin = stop - values[left].lengths[0]
+    while remaining and len(values[remaining - 1].lengths) == 1:
+        remaining -= 1
+        begin = stop - values[remaining].lengths[0]
         stops.append((begin, stop))
-        stop = _before(data, begin, literals[left])
+        stop = _before(data, begin, literals[remaining])
     at = begins
-    if not left:
+    if not remaining:
         if (stop != begins).any():
             raise _Unlike(int(np.argmax(stop != begins)))
         return stops[::-1]
     # Go from the beginning to that value.
     places = []
     at = _behind(data, begins, literals[0])
-    for number in range(left - 1):
+    for number in range(remaining - 1):
         end = _end_of(data, at, values[number].lengths, literals[number + 1])
         places.append((at, end))
         at = _behind(data, end, literals[number + 1])

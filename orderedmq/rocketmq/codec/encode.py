@@ -163,11 +163,11 @@ def encode(
     """
     if len(unique_keys) != rows.num_rows:
         raise ValueError(f"there are {len(unique_keys)} keys for {rows.num_rows} rows")
-    given = extra or {}
+    properties = extra or {}
     for begin, count in _groups(rows.column("body")):
         part = {
             name: value if isinstance(value, str) else value.slice(begin, count)
-            for name, value in {**given, UNIQ_KEY: unique_keys}.items()
+            for name, value in {**properties, UNIQ_KEY: unique_keys}.items()
         }
         yield from _encode_group(rows.slice(begin, count), part, where, first, begin, stamp, packing)
 
@@ -177,11 +177,11 @@ def property_columns(rows: pa.RecordBatch, wanted: Iterable[str]) -> dict[str, p
 
     `encode` removes properties with reserved names from rows, so the caller passes those that are to stay separately.
     """
-    given: list[dict[str, str]] = [{} for _ in range(rows.num_rows)]
+    of_rows: list[dict[str, str]] = [{} for _ in range(rows.num_rows)]
     index = rows.schema.get_field_index("properties")
     if index >= 0:
-        given = [dict(pairs or ()) for pairs in rows.column(index).cast(PROPERTIES_TYPE).to_pylist()]
-    return {name: pa.array([properties.get(name) for properties in given], pa.string()) for name in wanted}
+        of_rows = [dict(pairs or ()) for pairs in rows.column(index).cast(PROPERTIES_TYPE).to_pylist()]
+    return {name: pa.array([properties.get(name) for properties in of_rows], pa.string()) for name in wanted}
 
 
 def _groups(body: pa.Array) -> Iterator[tuple[int, int]]:

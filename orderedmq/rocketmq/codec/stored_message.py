@@ -131,12 +131,12 @@ def _beyond(what: str, at: int) -> ProtocolError:
 
 def parse_stored(data: bytes, at: int) -> tuple[StoredMessage, int]:
     """Return the record that begins at byte ``at``, and where the next record begins. Raises ProtocolError."""
-    left = len(data) - at
-    if left < MIN_SIZE:
-        raise malformed(f"{left} bytes at byte {at} are too few for a record")
+    remaining = len(data) - at
+    if remaining < MIN_SIZE:
+        raise malformed(f"{remaining} bytes at byte {at} are too few for a record")
     size, magic, crc, queue_id, flag, queue_offset, physical, sys_flag, born = _HEAD.unpack_from(data, at)
-    if not MIN_SIZE <= size <= left:
-        raise malformed(f"the record at byte {at} announces {size} bytes, but {left} are left")
+    if not MIN_SIZE <= size <= remaining:
+        raise malformed(f"the record at byte {at} announces {size} bytes, but {remaining} are left")
     if magic not in (MAGIC_V1, MAGIC_V2):
         raise malformed(f"the record at byte {at} has the magic number {magic & 0xFFFFFFFF:#010x}")
     end = at + size
@@ -220,12 +220,12 @@ def parse_batch(data: bytes) -> Iterator[InnerMessage]:
     """
     at = 0
     while at < len(data):
-        left = len(data) - at
-        if left < INNER_MIN_SIZE:
-            raise malformed(f"{left} bytes at byte {at} of a batch are too few for a message")
+        remaining = len(data) - at
+        if remaining < INNER_MIN_SIZE:
+            raise malformed(f"{remaining} bytes at byte {at} of a batch are too few for a message")
         size, _, _, flag, length = _INNER.unpack_from(data, at)
-        if not INNER_MIN_SIZE <= size <= left:
-            raise malformed(f"the message at byte {at} of a batch announces {size} bytes, but {left} are left")
+        if not INNER_MIN_SIZE <= size <= remaining:
+            raise malformed(f"the message at byte {at} of a batch announces {size} bytes, but {remaining} are left")
         end, position = at + size, at + _INNER.size
         if not 0 <= length <= end - position - 2:
             raise malformed(f"the message at byte {at} of a batch has a body of {length} bytes, which does not fit its size")

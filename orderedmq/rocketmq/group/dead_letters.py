@@ -110,7 +110,7 @@ class DeadLetterTopic:
         """Return the offsets in these ranges of the queue whose letters `put` would find in the topic."""
         target = MessageQueue(DEAD_LETTER_PREFIX + group, queue.broker_name, 0)
         try:
-            seen, _ = self._look(group, target)
+            origins, _ = self._look(group, target)
         except RocketMQError as error:
             if error.sub != RocketMQCondition.NO_PERMISSION:
                 raise
@@ -118,24 +118,26 @@ class DeadLetterTopic:
             return set()
         mine = queue.topic, str(queue.queue_id)
         every = [
-            (key, int(one.offset)) for key, one in seen.items() if one[:2] == mine and one.offset and one.offset.isdecimal()
+            (key, int(origin.offset))
+            for key, origin in origins.items()
+            if origin[:2] == mine and origin.offset and origin.offset.isdecimal()
         ]
         begins = [span.begin for span in spans]
-        found = [(key, at) for key, at in every if (after := bisect_right(begins, at)) and at < spans[after - 1].end]
-        if not found:
+        stored = [(key, at) for key, at in every if (after := bisect_right(begins, at)) and at < spans[after - 1].end]
+        if not stored:
             return set()
         reset = self._offsets.resets(group, [queue])[queue]
-        return {at for key, at in found if key == key_of(group, queue, at, reset)}
+        return {at for key, at in stored if key == key_of(group, queue, at, reset)}
 
     def _look(self, group: str, target: MessageQueue) -> tuple[dict[str, _Origin], int]:
         """Return the last letters by key, and the queue's end. The end is 0 if the queue does not exist."""
         bounds = self._log.bounds([target]).get(target)
-        seen, upto = self._seen.pop(target, ({}, 0))
+        by_key, upto = self._seen.pop(target, ({}, 0))
         if bounds is None:
             return {}, 0
         if upto > bounds.max_offset:
             # The topic was deleted and created again.
-            seen, upto = {}, 0
+            by_key, upto = {}, 0
         at = max(bounds.min_offset, bounds.max_offset - LOOK_BACK, upto)
         log = self._log.reading(PullSettings(group))
         while at < bounds.max_offset:
@@ -144,13 +146,13 @@ class DeadLetterTopic:
                 break
             named = (REAL_TOPIC, REAL_QUEUE, ORIGIN_OFFSET)
             origins = [pc.map_lookup(batch.column(1), name, "first").to_pylist() for name in named]
-            seen.update(zip(batch.column(0).to_pylist(), map(_Origin, *origins), strict=True))
+            by_key.update(zip(batch.column(0).to_pylist(), map(_Origin, *origins), strict=True))
             at += batch.num_rows
         # Forget older letters, because a process that lives for months would otherwise keep the key of every letter.
-        for key in list(itertools.islice(seen, max(0, len(seen) - LOOK_BACK))):
-            del seen[key]
-        self._seen[target] = (seen, max(at, upto))
-        return seen, bounds.max_offset
+        for key in list(itertools.islice(by_key, max(0, len(by_key) - LOOK_BACK))):
+            del by_key[key]
+        self._seen[target] = (by_key, max(at, upto))
+        return by_key, bounds.max_offset
 
     def _end(self, target: MessageQueue) -> int:
         bounds = self._log.bounds([target]).get(target)
@@ -247,10 +249,10 @@ class _Letters:
 
 def _origin(letters: pa.RecordBatch, topic: str) -> dict[str, pa.Array]:
     """Return properties that name each letter's origin."""
-    found = property_columns(letters, _ORIGIN)
+    columns = property_columns(letters, _ORIGIN)
     # Java's tools read these properties of a dead letter.
-    found["RETRY_TOPIC"] = pa.array([topic] * letters.num_rows, pa.string())
-    found["DLQ_ORIGIN_TOPIC"] = found["RETRY_TOPIC"]
-    found["DLQ_ORIGIN_MESSAGE_ID"] = found["ORIGIN_MESSAGE_ID"]
-    assert set(found) <= RESERVED_PROPERTIES
-    return found
+    columns["RETRY_TOPIC"] = pa.array([topic] * letters.num_rows, pa.string())
+    columns["DLQ_ORIGIN_TOPIC"] = columns["RETRY_TOPIC"]
+    columns["DLQ_ORIGIN_MESSAGE_ID"] = columns["ORIGIN_MESSAGE_ID"]
+    assert set(columns) <= RESERVED_PROPERTIES
+    return columns

@@ -166,25 +166,25 @@ class RocketMQGroups:
     def _lock(
         self, group: str, client: ClientIdentity, queues: Sequence[MessageQueue], tenures: Mapping[MessageQueue, int]
     ) -> dict[MessageQueue, LockToken | Refusal]:
-        asked = time.monotonic()
+        requested = time.monotonic()
         by_name = self._brokers_of(queues)
         brokers = list(by_name.values())
         ids = self._roster.ids(group, brokers, self.trust)
         only_run = lock_rules.is_only_run(client.client_id, [*ids, *self._held_locks.clients(group)])
         tokens = [lock.token for queue in queues if (lock := self._held_locks.get(group, queue, client.client_id)) is not None]
-        lost = self._confirm(tokens, asked + _LOCK_TIMEOUT)
+        lost = self._confirm(tokens, requested + _LOCK_TIMEOUT)
         out: dict[MessageQueue, LockToken | Refusal] = {token.queue: token for token in tokens if token not in lost}
-        wanted = [queue for queue in queues if queue not in out]
-        left_out = self._left_out(group, wanted, client.client_id, ids, brokers)
-        names = {queue: lock_name(client.client_id, only_run=only_run) for queue in wanted if queue not in left_out}
-        asked = time.monotonic()
+        unlocked = [queue for queue in queues if queue not in out]
+        left_out = self._left_out(group, unlocked, client.client_id, ids, brokers)
+        names = {queue: lock_name(client.client_id, only_run=only_run) for queue in unlocked if queue not in left_out}
+        requested = time.monotonic()
         try:
             granted = lock_queues(self._client, group, names, _LOCK_TIMEOUT)
             # Not before, because the nameserver may hear of a broker just before it grants its locks.
             if (member_client := self._member_clients.get(client.client_id)) is not None:
                 member_client.send_heartbeat_to_new(group, self._brokers_of(sorted(granted)))
             new = {queue: name != client.client_id for queue, name in names.items() if queue in granted}
-            out.update(self._grant(group, client, new, tenures, asked))
+            out.update(self._grant(group, client, new, tenures, requested))
         except OrderedMQError:
             # Give back all new locks, because one broker may have granted some although another broker could not be reached.
             unlock_queues(self._client, group, names, _UNLOCK_TIMEOUT)
@@ -210,7 +210,7 @@ class RocketMQGroups:
         client: ClientIdentity,
         queues: Mapping[MessageQueue, bool],
         tenures: Mapping[MessageQueue, int],
-        asked: float,
+        requested: float,
     ) -> dict[MessageQueue, LockToken]:
         """Return new tokens, and make all older ones stale. ``queues``: for each queue, whether its lock has the query's name."""
         fences, resets = self._offsets.known_fences(group, list(queues)), self._offsets.resets(group, list(queues))
@@ -227,7 +227,7 @@ class RocketMQGroups:
             for queue in queues
         }
         for token in tokens.values():
-            self._held_locks.put(HeldLock(token, asked))
+            self._held_locks.put(HeldLock(token, requested))
         return tokens
 
     def _refusal(
@@ -240,10 +240,10 @@ class RocketMQGroups:
             remaining = max(0.0, LOCK_LIFE - (time.monotonic() - lock.confirmed))
             return Refusal(queue, lock.token.owner, lock.token.client_id, None, False, remaining)
         others = [client_id for client_id in ids if client_id != mine]
-        found = self._directory.holder(group, queue, others, brokers)
-        if found is not None:
-            member, held = found
-            remaining = min(LOCK_LIFE, max(0.0, LOCK_LIFE - (time.time() - held.renewed)))
+        holder = self._directory.holder(group, queue, others, brokers)
+        if holder is not None:
+            member, held_queue = holder
+            remaining = min(LOCK_LIFE, max(0.0, LOCK_LIFE - (time.time() - held_queue.renewed)))
             return Refusal(queue, member.owner, member.client_id, True, False, remaining)
         return Refusal(queue, "", ", ".join(others[:5]), None, False, LOCK_LIFE, unsure)
 
@@ -261,10 +261,10 @@ class RocketMQGroups:
         failed: OrderedMQError | None = None
         for of_broker in by_broker(locks):
             # Unreachable brokers share one time limit, so that locks at other brokers are renewed while they are still trusted.
-            left = max(LEAST_TIMEOUT, deadline - time.monotonic())
+            seconds = max(LEAST_TIMEOUT, deadline - time.monotonic())
             try:
                 with self._held_locks.requests[of_broker[0].queue.broker_name]:
-                    gone.update(self._confirm_at_broker(of_broker, left))
+                    gone.update(self._confirm_at_broker(of_broker, seconds))
             except RocketMQUnavailableError as error:
                 failed = error
         for token in gone:
@@ -273,28 +273,28 @@ class RocketMQGroups:
             raise failed
         return [token for token in tokens if token in gone]
 
-    def _confirm_at_broker(self, tokens: Sequence[LockToken], left: float) -> set[LockToken]:
+    def _confirm_at_broker(self, tokens: Sequence[LockToken], seconds: float) -> set[LockToken]:
         """Renew locks of one group at one broker. Return the tokens that are lost or were given back."""
         group = tokens[0].group
         locks = [lock for token in tokens if (lock := self._held_locks.own(token)) is not None]
         # Read the fences first, because a lock request would take back a queue that was taken from this client.
-        fences = self._offsets.fences(group, [lock.token.queue for lock in locks], left)
-        kept = [lock for lock in locks if fences[lock.token.queue] < lock.token.epoch]
-        asked = time.monotonic()
-        doubtful = [lock for lock in kept if not lock.trusted(asked, self.trust)]
-        granted = lock_queues(self._client, group, {lock.token.queue: lock.name for lock in kept}, left)
+        fences = self._offsets.fences(group, [lock.token.queue for lock in locks], seconds)
+        current = [lock for lock in locks if fences[lock.token.queue] < lock.token.epoch]
+        requested = time.monotonic()
+        doubtful = [lock for lock in current if not lock.trusted(requested, self.trust)]
+        granted = lock_queues(self._client, group, {lock.token.queue: lock.name for lock in current}, seconds)
         doubtful = [lock for lock in doubtful if lock.token.queue in granted]
         # Another query may have had a doubtful lock in between. If it gave the queue back after the fences were read, they show it now.
-        fenced = set(self._fenced([lock.token for lock in doubtful], left))
-        kept = [lock for lock in kept if lock.token.queue in granted and lock.token not in fenced]
-        for lock in kept:
-            lock.confirmed = asked
-        forgotten = [lock.token for lock in kept if fences[lock.token.queue] < lock_rules.fence_of(lock.token.epoch)]
-        self._offsets.set_tenures(group, {token.queue: token.tenure for token in forgotten}, left)
-        self._offsets.fence(group, {token.queue: lock_rules.fence_of(token.epoch) for token in forgotten}, left)
-        moved = self._commits.repeat(kept, left, doubtful)
-        self._give_back([lock for lock in kept if lock.token in moved])
-        return set(tokens).difference(lock.token for lock in kept).union(moved)
+        fenced = set(self._fenced([lock.token for lock in doubtful], seconds))
+        current = [lock for lock in current if lock.token.queue in granted and lock.token not in fenced]
+        for lock in current:
+            lock.confirmed = requested
+        forgotten = [lock.token for lock in current if fences[lock.token.queue] < lock_rules.fence_of(lock.token.epoch)]
+        self._offsets.set_tenures(group, {token.queue: token.tenure for token in forgotten}, seconds)
+        self._offsets.fence(group, {token.queue: lock_rules.fence_of(token.epoch) for token in forgotten}, seconds)
+        moved = self._commits.repeat(current, seconds, doubtful)
+        self._give_back([lock for lock in current if lock.token in moved])
+        return set(tokens).difference(lock.token for lock in current).union(moved)
 
     def check(self, token: LockToken) -> bool:
         """See `Groups.check`. Outside of the client's process, this also renews the lock: brokers have no request that only checks it."""
@@ -324,9 +324,9 @@ class RocketMQGroups:
         # Ask for locks only if the client is still a member, because a lock request would also lock a queue that was given back. The
         # time limit begins here, because reading the fences may have waited for a broker that was away.
         deadline = Deadline.after(self.patience)
-        asked = [token for token in foreign if token not in gone and self._is_member(token, deadline)]
-        held = {token for token in asked if self._still_granted(token)}
-        gone.update(token for token in foreign if token not in held)
+        of_members = [token for token in foreign if token not in gone and self._is_member(token, deadline)]
+        granted = {token for token in of_members if self._still_granted(token)}
+        gone.update(token for token in foreign if token not in granted)
         return gone
 
     def _lost_by_delay(self, tokens: Sequence[LockToken]) -> list[LockToken]:

@@ -60,7 +60,7 @@ class HeldLocks:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._found: dict[tuple[str, MessageQueue], dict[str, HeldLock]] = {}
+        self._by_queue: dict[tuple[str, MessageQueue], dict[str, HeldLock]] = {}
         #: Held, by broker name, while locks are renewed or given back: a broker grants a free queue to a renewal that arrives after the
         #: unlock. There is one for each broker, so that a broker that is away delays only its own locks.
         self.requests: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
@@ -68,11 +68,11 @@ class HeldLocks:
     def put(self, lock: HeldLock) -> None:
         token = lock.token
         with self._lock:
-            self._found.setdefault((token.group, token.queue), {})[token.client_id] = lock
+            self._by_queue.setdefault((token.group, token.queue), {})[token.client_id] = lock
 
     def get(self, group: str, queue: MessageQueue, client_id: str) -> HeldLock | None:
         with self._lock:
-            return self._found.get((group, queue), {}).get(client_id)
+            return self._by_queue.get((group, queue), {}).get(client_id)
 
     def replace(self, tokens: Mapping[LockToken, LockToken]) -> None:
         """Replace tokens of locks that are held and stay held, each by a token of the same client."""
@@ -88,48 +88,48 @@ class HeldLocks:
 
     def must_read_fence(self, token: LockToken, now: float, max_age: float) -> bool:
         """Return whether the token's fence must be read because it was not read within the last ``max_age`` seconds."""
-        held = self.own(token)
-        return held is None or now - held.fence_read >= max_age
+        lock = self.own(token)
+        return lock is None or now - lock.fence_read >= max_age
 
     def record_fences_read(self, tokens: Iterable[LockToken], fenced: Iterable[LockToken], now: float) -> None:
         """Record that these tokens' fences were read at ``now``. Fences of tokens in ``fenced`` will be read again at each check."""
-        behind = set(fenced)
+        stale = set(fenced)
         for token in tokens:
-            held = self.own(token)
-            if held is not None:
-                held.fence_read = float("-inf") if token in behind else now
+            lock = self.own(token)
+            if lock is not None:
+                lock.fence_read = float("-inf") if token in stale else now
 
     def forget(self, token: LockToken) -> None:
         with self._lock:
-            held = self._found.get((token.group, token.queue), {})
-            if token.client_id in held and held[token.client_id].token.epoch == token.epoch:
-                del held[token.client_id]
-            if not held:
-                self._found.pop((token.group, token.queue), None)
+            by_client = self._by_queue.get((token.group, token.queue), {})
+            if token.client_id in by_client and by_client[token.client_id].token.epoch == token.epoch:
+                del by_client[token.client_id]
+            if not by_client:
+                self._by_queue.pop((token.group, token.queue), None)
 
     def forget_offsets(self, group: str) -> None:
         """Forget the last committed offsets of a group, because somebody else has changed the offsets at the broker."""
         with self._lock:
-            for (name, _), by_client in self._found.items():
+            for (name, _), by_client in self._by_queue.items():
                 for lock in by_client.values() if name == group else ():
                     lock.committed.clear()
 
     def of_client(self, client_id: str) -> list[HeldLock]:
         with self._lock:
-            return [held[client_id] for held in self._found.values() if client_id in held]
+            return [by_client[client_id] for by_client in self._by_queue.values() if client_id in by_client]
 
     def queues(self, group: str) -> set[MessageQueue]:
         with self._lock:
-            return {queue for name, queue in self._found if name == group}
+            return {queue for name, queue in self._by_queue if name == group}
 
     def of_queue(self, group: str, queue: MessageQueue) -> list[HeldLock]:
         with self._lock:
-            return list(self._found.get((group, queue), {}).values())
+            return list(self._by_queue.get((group, queue), {}).values())
 
     def clients(self, group: str) -> set[str]:
         """Return the ids of this process's clients that hold locks in the group, whether they are members or not."""
         with self._lock:
-            return {client_id for (name, _), held in self._found.items() if name == group for client_id in held}
+            return {client_id for (name, _), by_client in self._by_queue.items() if name == group for client_id in by_client}
 
 
 def by_group(tokens: Iterable[LockToken]) -> dict[str, list[LockToken]]:
@@ -167,22 +167,22 @@ class Commits:
 
     def _move(self, group: str, offsets: Mapping[LockToken, int]) -> None:
         locks = {token: self._held_locks.own(queue_token(token)) for token in offsets}
-        last = {token: held.committed.get(token.queue) if held is not None else None for token, held in locks.items()}
+        last = {token: lock.committed.get(token.queue) if lock is not None else None for token, lock in locks.items()}
         unknown = [token.queue for token, at in last.items() if at is None]
-        known = self._offsets.read(group, unknown) if unknown else {}
+        at_broker = self._offsets.read(group, unknown) if unknown else {}
         moves = {}
-        for token, held in locks.items():
+        for token, lock in locks.items():
             at = last[token]
             if at is None:
-                at = known.get(token.queue)
+                at = at_broker.get(token.queue)
             if at is None or offsets[token] > at:
                 moves[token.queue] = offsets[token]
-            elif held is not None:
-                held.committed[token.queue] = at
+            elif lock is not None:
+                lock.committed[token.queue] = at
         self._write(group, moves)
-        for token, held in locks.items():
-            if held is not None and token.queue in moves:
-                held.committed[token.queue] = moves[token.queue]
+        for token, lock in locks.items():
+            if lock is not None and token.queue in moves:
+                lock.committed[token.queue] = moves[token.queue]
 
     def _write(self, group: str, moves: Mapping[MessageQueue, int], seconds: float = GROUP_TIMEOUT) -> None:
         """Write the offsets of parking lots before those of queues.
@@ -206,9 +206,9 @@ class Commits:
         with self._committing:
             self._offsets.move(group, {token.queue: at for token, at in offsets.items()}, self._held_locks.queues(group))
             for token, at in offsets.items():
-                held = self._held_locks.own(queue_token(token))
-                if held is not None:
-                    held.committed[token.queue] = at
+                lock = self._held_locks.own(queue_token(token))
+                if lock is not None:
+                    lock.committed[token.queue] = at
 
     def repeat(
         self,
@@ -227,25 +227,27 @@ class Commits:
         if not self._committing.acquire(timeout=wait):
             return []
         overtaken: list[LockToken] = []
-        behind: dict[MessageQueue, int] = {}
-        done: dict[MessageQueue, tuple[int, LockToken]] = {}
+        forgotten: dict[MessageQueue, int] = {}
+        committed: dict[MessageQueue, tuple[int, LockToken]] = {}
         try:
-            done = {queue: (at, lock.token) for lock in locks for queue, at in lock.committed.items()}
-            if done:
+            committed = {queue: (at, lock.token) for lock in locks for queue, at in lock.committed.items()}
+            if committed:
                 group = locks[0].token.group
-                known = self._offsets.read(group, list(done), seconds)
+                at_broker = self._offsets.read(group, list(committed), seconds)
                 suspects = {lock.token for lock in doubtful}
-                overtaken = [token for queue, (at, token) in done.items() if token in suspects and known.get(queue, -1) > at]
-                behind = {queue: at for queue, (at, _) in done.items() if at > known.get(queue, -1)}
+                overtaken = [
+                    token for queue, (at, token) in committed.items() if token in suspects and at_broker.get(queue, -1) > at
+                ]
+                forgotten = {queue: at for queue, (at, _) in committed.items() if at > at_broker.get(queue, -1)}
                 # A lot without an offset may be a new lot of the same name, in which the committed offset would hide parked messages.
-                behind = {queue: at for queue, at in behind.items() if known.get(queue) or not is_parked(queue)}
+                forgotten = {queue: at for queue, at in forgotten.items() if at_broker.get(queue) or not is_parked(queue)}
                 # Skip deleted topics, because locks at other brokers must be renewed. The next boundary finds out which messages are lost.
                 # Parking lots come first, as in `_write`.
-                for topic in dict.fromkeys(queue.topic for queue in sorted(behind, key=is_parked, reverse=True)):
+                for topic in dict.fromkeys(queue.topic for queue in sorted(forgotten, key=is_parked, reverse=True)):
                     with contextlib.suppress(TopicError):
-                        self._write(group, {queue: at for queue, at in behind.items() if queue.topic == topic}, seconds)
+                        self._write(group, {queue: at for queue, at in forgotten.items() if queue.topic == topic}, seconds)
         except LockError:
-            return list(dict.fromkeys([*overtaken, *(done[queue][1] for queue in behind)]))
+            return list(dict.fromkeys([*overtaken, *(committed[queue][1] for queue in forgotten)]))
         finally:
             self._committing.release()
         return list(dict.fromkeys(overtaken))
@@ -266,7 +268,7 @@ class TakenLocks:
         return granted
 
     @contextlib.contextmanager
-    def held(self, group: str, queues: Sequence[MessageQueue], force: bool) -> Iterator[list[MessageQueue]]:
+    def hold(self, group: str, queues: Sequence[MessageQueue], force: bool) -> Iterator[list[MessageQueue]]:
         """Hold the queues' locks during the ``with`` block and yield the queues that were granted.
 
         Raises GroupError IN_USE if the group has a member or one of the queues is locked. With ``force``, takes the locks
@@ -291,20 +293,22 @@ class TakenLocks:
         return [queue for queue in dict.fromkeys(queues) if queue in granted]
 
     def _unlock(self, group: str, name: str, queues: Sequence[MessageQueue]) -> None:
-        asked = [(of_broker[0], group_requests.unlock(group, name, of_broker)) for of_broker in _by_broker(queues)]
-        ask_queues(self._client, asked, Deadline.after(GROUP_TIMEOUT))
+        requests = [(of_broker[0], group_requests.unlock(group, name, of_broker)) for of_broker in _by_broker(queues)]
+        ask_queues(self._client, requests, Deadline.after(GROUP_TIMEOUT))
 
-    def user(self, group: str, ids: Sequence[str], held: Sequence[MessageQueue]) -> str:
+    def user(self, group: str, ids: Sequence[str], queues: Sequence[MessageQueue]) -> str:
         """Return a text for an error that says who uses the group: the owner of one of its queues, or else a member."""
         brokers = self._directory.masters()
         for client_id in ids:
             info = self._directory.info(group, client_id, brokers, fresh=True)
-            for one in info.held if info is not None else ():
-                if not held or one.queue in held:
-                    return f"{client_id} owns queue {one.queue}"
+            for lock in info.held if info is not None else ():
+                if not queues or lock.queue in queues:
+                    return f"{client_id} owns queue {lock.queue}"
         if ids:
             return f"{ids[0]} is a member"
-        return f"a client that is not a member owns queue {held[0]}, and keeps it for at most {LOCK_LIFE:.0f} s if it has ended"
+        return (
+            f"a client that is not a member owns queue {queues[0]}, and keeps it for at most {LOCK_LIFE:.0f} s if it has ended"
+        )
 
 
 def _new_name() -> str:

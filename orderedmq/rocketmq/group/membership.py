@@ -79,8 +79,8 @@ class MemberClient:
         self._rejoined = float("-inf")
 
     def in_group(self, group: str) -> Member | None:
-        known = self._groups.get(group)
-        return known.member if known is not None else None
+        membership = self._groups.get(group)
+        return membership.member if membership is not None else None
 
     def send_heartbeat(self, group: str, subscription: Subscription, directory: Directory, name: str | None = None) -> None:
         """Send a heartbeat to every broker of the topics.
@@ -102,7 +102,7 @@ class MemberClient:
         member = Member(
             self.identity.owner, self.identity.client_id, subscription, joined, now, running_info.CHANNEL_LIFE, name
         )
-        said = group_requests.heartbeat(
+        request = group_requests.heartbeat(
             self.identity.client_id,
             group,
             topics := running_info.subscriptions(group, names, subscription),
@@ -115,7 +115,7 @@ class MemberClient:
         for broker, address in brokers.items():
             try:
                 # Unreachable brokers share one time limit, because the same thread renews locks.
-                self._send_heartbeat(broker, address, said, max(began + _BEAT_TIMEOUT, Deadline.after(LEAST_TIMEOUT)))
+                self._send_heartbeat(broker, address, request, max(began + _BEAT_TIMEOUT, Deadline.after(LEAST_TIMEOUT)))
                 reached.append(address)
             except RocketMQUnavailableError as error:
                 failed = error
@@ -138,25 +138,25 @@ class MemberClient:
 
     def send_heartbeat_to_new(self, group: str, brokers: Mapping[str, str]) -> None:
         """Send a heartbeat to brokers that are new since the last one, because tasks check this client's membership there."""
-        known = self._groups.get(group)
-        if known is None:
+        membership = self._groups.get(group)
+        if membership is None:
             return
-        new = {name: address for name, address in brokers.items() if address not in known.brokers.values()}
+        new = {name: address for name, address in brokers.items() if address not in membership.brokers.values()}
         if not new:
             return
-        said = group_requests.heartbeat(self.identity.client_id, group, known.topics, version=self._version)
+        request = group_requests.heartbeat(self.identity.client_id, group, membership.topics, version=self._version)
         for name, address in new.items():
-            self._send_heartbeat(name, address, said, Deadline.after(_BEAT_TIMEOUT))
-        self._groups[group] = replace(known, brokers=known.brokers | new)
+            self._send_heartbeat(name, address, request, Deadline.after(_BEAT_TIMEOUT))
+        self._groups[group] = replace(membership, brokers=membership.brokers | new)
 
-    def _send_heartbeat(self, name: str, address: str, said: Request[None], deadline: float) -> None:
+    def _send_heartbeat(self, name: str, address: str, request: Request[None], deadline: float) -> None:
         # If this connection ends before the answer, the request is sent again on another one. In that case `cut_off` is true, and one
         # extra heartbeat follows.
         connection = self._client.connection(address, deadline)
         if self._heartbeat_connections.get(name, connection) is not connection:
             self._rejoined = time.monotonic()
         self._heartbeat_connections[name] = connection
-        self._client.call_address(address, said, deadline)
+        self._client.call_address(address, request, deadline)
 
     def rejoined_within(self, seconds: float) -> bool:
         """Return whether this client rejoined a broker within the last ``seconds`` because the connection to it had ended."""
@@ -169,24 +169,25 @@ class MemberClient:
 
     def cut_off(self) -> bool:
         """Return whether a connection to a broker has ended, and with it this client's membership at that broker."""
-        brokers = {name for known in list(self._groups.values()) for name in known.brokers}
+        brokers = {name for membership in list(self._groups.values()) for name in membership.brokers}
         return any(connection.closed for name, connection in list(self._heartbeat_connections.items()) if name in brokers)
 
     def brokers(self, group: str) -> list[str]:
         """Return the brokers to which this client sends heartbeats for the group."""
-        known = self._groups.get(group)
-        return list(known.brokers.values()) if known is not None else []
+        membership = self._groups.get(group)
+        return list(membership.brokers.values()) if membership is not None else []
 
     def topics(self, group: str) -> list[str]:
         """Return the names of the topics in this client's heartbeats, also if its subscription is a pattern."""
-        known = self._groups.get(group)
-        return [one.topic for one in known.topics if not one.topic.startswith(RETRY_PREFIX)] if known is not None else []
+        membership = self._groups.get(group)
+        topics = membership.topics if membership is not None else ()
+        return [each.topic for each in topics if not each.topic.startswith(RETRY_PREFIX)]
 
     def leave(self) -> None:
         """Leave all groups and close the connections. A broker that cannot be reached notices the end of its connection."""
         groups, self._groups = self._groups, {}
-        for group, known in groups.items():
-            for address in known.brokers.values():
+        for group, membership in groups.items():
+            for address in membership.brokers.values():
                 with contextlib.suppress(OrderedMQError):
                     leaving = group_requests.unregister(self.identity.client_id, group)
                     self._client.call_address(address, leaving, Deadline.after(3.0))
@@ -198,17 +199,17 @@ class MemberClient:
             return None
         names = self._client.names
         group = names.bare(command.ext.get("consumerGroup", ""))
-        known = self._groups.get(group)
-        if known is None:
+        membership = self._groups.get(group)
+        if membership is None:
             return RemotingCommand(
                 ResponseCode.SYSTEM_ERROR, flag=FLAG_RESPONSE, remark=f"group {group} no longer has this client as a member"
             )
-        topics = [replace(one, topic=names.spelled(one.topic)) for one in known.topics]
-        held = [
+        topics = [replace(subscription, topic=names.spelled(subscription.topic)) for subscription in membership.topics]
+        locks = [
             (replace(token, queue=token.queue._replace(topic=names.spelled(token.queue.topic))), at)
             for token, at in self._held(self.identity.client_id, group)
         ]
-        body = running_info.encode(known.member, topics, held, self._version)
+        body = running_info.encode(membership.member, topics, locks, self._version)
         return RemotingCommand(ResponseCode.SUCCESS, flag=FLAG_RESPONSE, body=body)
 
 
@@ -221,7 +222,7 @@ class Directory:
         #: Held while a consumer in another language is asked; see _LOCKS_AGE.
         self._asking = threading.Lock()
         #: (group, client id) → when the member was asked, and its answer.
-        self._known: dict[tuple[str, str], tuple[float, Info | None]] = {}
+        self._reports: dict[tuple[str, str], tuple[float, Info | None]] = {}
 
     def masters(self) -> list[str]:
         return list(_masters(self._client, (), Deadline.after(_TIMEOUT)).values())
@@ -234,8 +235,8 @@ class Directory:
         failed = None
         for address in brokers:
             try:
-                found = self._client.call_address(address, group_requests.consumer_list(group), Deadline.after(LIST_TIMEOUT))
-                return sorted(set(found))
+                ids = self._client.call_address(address, group_requests.consumer_list(group), Deadline.after(LIST_TIMEOUT))
+                return sorted(set(ids))
             except RocketMQUnavailableError as error:
                 failed = error
         if failed is not None:
@@ -244,13 +245,13 @@ class Directory:
 
     def ids_everywhere(self, group: str) -> list[str]:
         """Like `ids`, but return the members at all brokers, for callers that do not know the group's topics."""
-        found: set[str] = set()
+        ids: set[str] = set()
         for address in self.masters():
             with contextlib.suppress(RocketMQUnavailableError):
-                asked = group_requests.consumer_list(group)
-                members_there = self._client.call_address(address, asked, Deadline.after(LIST_TIMEOUT))
-                found.update(members_there)
-        return sorted(found)
+                request = group_requests.consumer_list(group)
+                members_there = self._client.call_address(address, request, Deadline.after(LIST_TIMEOUT))
+                ids.update(members_there)
+        return sorted(ids)
 
     def info(
         self,
@@ -271,39 +272,39 @@ class Directory:
         ours = is_ours(client_id)
 
         def reusable() -> bool:
-            known = self._known.get((group, client_id))
+            known = self._reports.get((group, client_id))
             age = _SILENCE_AGE if known is None or known[1] is None else _INFO_AGE if ours else others
             return known is not None and time.monotonic() - known[0] < age and not (fresh and known[0] < begun)
 
         if reusable():
-            return self._known[group, client_id][1]
+            return self._reports[group, client_id][1]
         # The renewing thread and a boundary may ask at the same time.
         with contextlib.nullcontext() if ours else self._asking:
-            return self._known[group, client_id][1] if reusable() else self._ask(group, client_id, brokers, strict=strict)
+            return self._reports[group, client_id][1] if reusable() else self._ask(group, client_id, brokers, strict=strict)
 
     def _ask(self, group: str, client_id: str, brokers: Sequence[str], *, strict: bool) -> Info | None:
-        known = self._known.get((group, client_id))
-        found = None
+        last = self._reports.get((group, client_id))
+        info = None
         for address in brokers:
             try:
                 body = self._client.call_address(
                     address, group_requests.running_info(group, client_id), Deadline.after(_INFO_TIMEOUT)
                 )
                 if body is not None:
-                    found = running_info.rename(running_info.decode(client_id, body), self._client.names.bare)
+                    info = running_info.rename(running_info.decode(client_id, body), self._client.names.bare)
                     break
             except RocketMQError as error:
                 if strict and error.sub == RocketMQCondition.NO_PERMISSION:
                     raise
                 # The member is away or stopped, the account has no permission, or the answer cannot be read. The member still counts.
                 continue
-        if found is None and known is not None:
-            found = known[1]
+        if info is None and last is not None:
+            info = last[1]
         with self._lock:
-            self._known[group, client_id] = (time.monotonic(), found)
-            if len(self._known) > 10_000:
-                self._known.clear()
-        return found
+            self._reports[group, client_id] = (time.monotonic(), info)
+            if len(self._reports) > 10_000:
+                self._reports.clear()
+        return info
 
     def members(
         self, group: str, ids: Sequence[str], brokers: Sequence[str], like: Subscription | None, topics: Sequence[str] = ()
@@ -312,11 +313,11 @@ class Directory:
 
         A member that does not answer is assumed to have the subscription ``like``, which selects the ``topics`` now.
         """
-        found = []
+        members = []
         for client_id in ids:
             info = self.info(group, client_id, brokers, others=float("inf"))
-            found.append(info.member if info is not None else running_info.silent_member(client_id, like))
-        return [running_info.with_like_texts(member, like, topics) for member in found]
+            members.append(info.member if info is not None else running_info.silent_member(client_id, like))
+        return [running_info.with_like_texts(member, like, topics) for member in members]
 
     def holder(
         self, group: str, queue: MessageQueue, ids: Sequence[str], brokers: Sequence[str]
@@ -324,9 +325,9 @@ class Directory:
         """Return the member that reports holding the queue's lock, and that lock; None if no member does."""
         for client_id in ids:
             info = self.info(group, client_id, brokers)
-            for held in info.held if info is not None else ():
-                if info is not None and held.queue == queue:
-                    return info.member, held
+            for lock in info.held if info is not None else ():
+                if info is not None and lock.queue == queue:
+                    return info.member, lock
         return None
 
     def refuse_other_consumers(self, group: str, mine: Subscription, topics: Sequence[str], brokers: Sequence[str]) -> None:
@@ -348,17 +349,20 @@ class Directory:
         read: dict[str, TopicSubscription] = {}
         for address in brokers:
             with contextlib.suppress(RocketMQError):
-                found = self._client.call_address(address, group_requests.consumer_connections(group), Deadline.after(_TIMEOUT))
-                read.update(found.subscriptions)
-        theirs = {topic: one for topic, one in read.items() if not topic.startswith(RETRY_PREFIX)}
-        for one in theirs.values():
-            wanted = TopicSubscription(one.topic, mine.filter, mine.filter_type)
-            if not one.same_as(wanted):
+                connections = self._client.call_address(
+                    address, group_requests.consumer_connections(group), Deadline.after(_TIMEOUT)
+                )
+                read.update(connections.subscriptions)
+        theirs = {topic: subscription for topic, subscription in read.items() if not topic.startswith(RETRY_PREFIX)}
+        for their in theirs.values():
+            own = TopicSubscription(their.topic, mine.filter, mine.filter_type)
+            if not their.same_as(own):
                 raise GroupError(
                     GroupCondition.DISAGREES,
-                    f"group {group!r} has other consumers, {names}, which filter {one.topic} by {one.expression_type} {one.expression!r}, "
-                    f"but this query filters by {wanted.expression_type} {wanted.expression!r}. All consumers of a group must have the "
-                    "same filter. Change this query's tags or filterSql, or give it another consumerGroup",
+                    f"group {group!r} has other consumers, {names}, which filter {their.topic} by {their.expression_type} "
+                    f"{their.expression!r}, but this query filters by {own.expression_type} {own.expression!r}. "
+                    "All consumers of a group must have the same filter. Change this query's tags or filterSql, or give it another "
+                    "consumerGroup",
                 )
         if theirs and theirs.keys() != set(topics):
             raise GroupError(
@@ -371,14 +375,14 @@ class Directory:
 
 def _masters(client: Client, topics: Sequence[str], deadline: float) -> dict[str, str]:
     """Return the addresses of the topics' masters by broker name, or of all masters of the cluster if the topics have none."""
-    found: dict[str, str] = {}
+    masters: dict[str, str] = {}
     for topic in topics:
         with contextlib.suppress(TopicError):
-            found.update(
+            masters.update(
                 (name, broker.master) for name, broker in client.route(topic, deadline).brokers.items() if broker.master
             )
-    if not found:
-        found = {name: broker.master for name, broker in client.whole_cluster(deadline).brokers.items() if broker.master}
+    if not masters:
+        masters = {name: broker.master for name, broker in client.whole_cluster(deadline).brokers.items() if broker.master}
     # Through a Proxy, all brokers have the same address. The first name stands for all of them.
-    first = {found[name]: name for name in sorted(found, reverse=True)}
-    return {name: found[name] for name in sorted(first.values())}
+    first = {masters[name]: name for name in sorted(masters, reverse=True)}
+    return {name: masters[name] for name in sorted(first.values())}

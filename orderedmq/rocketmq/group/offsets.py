@@ -50,17 +50,17 @@ class GroupOffsets:
             deadline,
         )
         answers = ask_queues(self._client, [(queue, _offset(group, queue)) for queue in there], deadline)
-        found: dict[MessageQueue, int] = {}
+        offsets: dict[MessageQueue, int] = {}
         doubtful: dict[str, list[MessageQueue]] = {}
         for queue, (offset, certain) in zip(there, answers):
             if offset is not None and certain:
-                found[queue] = offset
+                offsets[queue] = offset
             elif offset is not None:
                 doubtful.setdefault(queue.broker_name, []).append(queue)
-        for asked in doubtful.values():
-            committed = self._committed(group, asked[0], deadline)
-            found.update((queue, 0) for queue in asked if queue._replace(broker_name="") in committed)
-        return {queue: found[queue] for queue in queues if queue in found}
+        for of_broker in doubtful.values():
+            committed = self._committed(group, of_broker[0], deadline)
+            offsets.update((queue, 0) for queue in of_broker if queue._replace(broker_name="") in committed)
+        return {queue: offsets[queue] for queue in queues if queue in offsets}
 
     def _committed(self, group: str, at: MessageQueue, deadline: float) -> Mapping[MessageQueue, int]:
         every = group_requests.all_consumer_offsets()
@@ -83,16 +83,16 @@ class GroupOffsets:
         # two first offsets arrive at the same time, the broker may create two tables and lose one. So one offset of each topic at each
         # broker is written before the others.
         first = set({(queue.topic, queue.broker_name): queue for queue in offsets}.values())
-        kept: list[MessageQueue] = []
+        reset: list[MessageQueue] = []
         for queues in ([queue for queue in offsets if queue in first], [queue for queue in offsets if queue not in first]):
-            asked = [(queue, group_requests.update_consumer_offset(group, queue, offsets[queue])) for queue in queues]
+            requests = [(queue, group_requests.update_consumer_offset(group, queue, offsets[queue])) for queue in queues]
             try:
-                done = ask_queues(self._client, asked, deadline)
+                accepted = ask_queues(self._client, requests, deadline)
             except GroupError:
                 self.create_group(group, queues, deadline)
-                done = ask_queues(self._client, asked, deadline)
-            kept += [queue for queue, taken in zip(queues, done) if not taken]
-        return kept
+                accepted = ask_queues(self._client, requests, deadline)
+            reset += [queue for queue, is_accepted in zip(queues, accepted) if not is_accepted]
+        return reset
 
     def clear(self, group: str, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
         """Set offsets to 0, but create no group. Return the queues whose offset was set.
@@ -102,8 +102,8 @@ class GroupOffsets:
         cleared = []
         for queue in queues:
             with contextlib.suppress(GroupError):
-                asked = (queue, group_requests.update_consumer_offset(group, queue, 0))
-                ask_queues(self._client, [asked], Deadline.after(GROUP_TIMEOUT))
+                request = (queue, group_requests.update_consumer_offset(group, queue, 0))
+                ask_queues(self._client, [request], Deadline.after(GROUP_TIMEOUT))
                 cleared.append(queue)
         return cleared
 
@@ -116,25 +116,25 @@ class GroupOffsets:
         ``offsets`` and ``held``, and records them, so that a restarted query follows the offsets that the tools have set instead of its
         checkpoint.
         """
-        found = self.write(group, offsets, seconds)
-        if not found:
+        reset = self.write(group, offsets, seconds)
+        if not reset:
             return
         others = sorted(set(held).difference(offsets))
         # Write the other offsets again unchanged, because the broker's answers say which queues were reset.
-        found += self.write(group, self.read(group, others, seconds), seconds)
+        reset += self.write(group, self.read(group, others, seconds), seconds)
         # Record the resets before accepting them: if this process is killed in between, they are found again.
-        self.record_resets(group, self.next_epochs(group, found))
-        self._accept_resets(group, found, seconds)
+        self.record_resets(group, self.next_epochs(group, reset))
+        self._accept_resets(group, reset, seconds)
         raise LockError(
             LockCondition.LOST,
-            f"the offsets of group {group!r} in {len(found)} queues ({', '.join(map(str, sorted(found)))}) were reset by RocketMQ's own "
+            f"the offsets of group {group!r} in {len(reset)} queues ({', '.join(map(str, sorted(reset)))}) were reset by RocketMQ's own "
             "tools, so this query's work since its last commit is not committed. Restart the query to resume at the new offsets",
         )
 
     def _accept_resets(self, group: str, queues: Sequence[MessageQueue], seconds: float) -> None:
         """Accept resets by RocketMQ's own tools with one pull per queue, so that brokers accept commits for these queues again."""
-        asked = [(queue, message_requests.pull(queue, group, 0, 1)) for queue in queues]
-        ask_queues(self._client, asked, Deadline.after(seconds))
+        requests = [(queue, message_requests.pull(queue, group, 0, 1)) for queue in queues]
+        ask_queues(self._client, requests, Deadline.after(seconds))
 
     def create_group(self, group: str, queues: Sequence[MessageQueue], deadline: float) -> None:
         """Create the group at the queues' brokers with a pull, as any consumer does. Raises GroupError MISSING if this is disabled."""
@@ -167,8 +167,8 @@ class GroupOffsets:
 
     def raise_fences(self, group: str, epochs: Mapping[MessageQueue, int], seconds: float = GROUP_TIMEOUT) -> None:
         """Like `fence`, but only for queues whose fence is lower."""
-        known = self.fences(group, list(epochs), seconds)
-        self.fence(group, {queue: epoch for queue, epoch in epochs.items() if epoch > known[queue]}, seconds)
+        fences = self.fences(group, list(epochs), seconds)
+        self.fence(group, {queue: epoch for queue, epoch in epochs.items() if epoch > fences[queue]}, seconds)
 
     # -- tenures and resets
 
@@ -198,8 +198,8 @@ class GroupOffsets:
 
     def record_resets(self, group: str, epochs: Mapping[MessageQueue, int]) -> None:
         """Record resets of queues. ``epochs``: see `next_epochs`. The epochs of later grants are higher."""
-        kept = self.write(group, {registers.reset(queue): epoch for queue, epoch in epochs.items()})
-        assert not kept, "RocketMQ's tools do not know this register, so they never reset it"
+        reset = self.write(group, {registers.reset(queue): epoch for queue, epoch in epochs.items()})
+        assert not reset, "RocketMQ's tools do not know this register, so they never reset it"
 
     def next_epochs(self, group: str, queues: Sequence[MessageQueue]) -> dict[MessageQueue, int]:
         """Return for each queue an epoch that no grant so far exceeds. With this fence, the queue counts as given back.
@@ -221,7 +221,7 @@ class GroupOffsets:
 
 def _offset(group: str, queue: MessageQueue) -> Request[tuple[int | None, bool]]:
     """Return a request for a stored number. Its result also says whether the number is certain, as 4.9 answers 0 if none is stored."""
-    asked = group_requests.consumer_offset(group, queue)
+    request = group_requests.consumer_offset(group, queue)
 
     def parse(response: RemotingCommand) -> tuple[int | None, bool]:
         if response.code != ResponseCode.SUCCESS:
@@ -229,7 +229,9 @@ def _offset(group: str, queue: MessageQueue) -> Request[tuple[int | None, bool]]
         offset = int_field(response, "offset")
         return offset, offset != 0 or response.version >= _TELLS_NEVER
 
-    return Request(RequestCode.QUERY_CONSUMER_OFFSET, asked.what, asked.resource, parse, asked.ext, accepts=asked.accepts)
+    return Request(
+        RequestCode.QUERY_CONSUMER_OFFSET, request.what, request.resource, parse, request.ext, accepts=request.accepts
+    )
 
 
 @contextlib.contextmanager

@@ -65,8 +65,8 @@ _COLUMNS: Final = {"tags": TAGS, "keys": KEYS, "sharding_key": SHARDING_KEY}
 
 
 @dataclass
-class _Known:
-    """This process's knowledge of a lot from the offset ``begin`` up to ``end``.
+class _Contents:
+    """What this process knows of a lot from the offset ``begin`` up to ``end``.
 
     ``places`` maps the place from which a message was copied to the offset of its copy. If the message was parked again after it had been
     processed, this is the offset of the last copy. ``last``: the message id of the lot's last known message; "" if none was read.
@@ -85,7 +85,7 @@ class ParkingLots:
         self._client = client
         self._log = log
         self._offsets = offsets
-        self._known: dict[MessageQueue, _Known] = {}
+        self._contents: dict[MessageQueue, _Contents] = {}
         self._locks: defaultdict[MessageQueue, threading.Lock] = defaultdict(threading.Lock)
 
     def park(
@@ -103,12 +103,12 @@ class ParkingLots:
         with self._locks[lot]:
             settled = self._offsets.read(group, [queue, lot])
             answers = [parking.at >= settled.get(parking.source, 0) for parking in parkings]
-            wanted: dict[str, Parking] = {}
-            for parking, lies in zip(parkings, answers, strict=True):
-                if lies:
-                    wanted.setdefault(parking.place, parking)
-            if wanted:
-                self._park(group, queue, lot, wanted, settled.get(lot, 0), require_lock)
+            by_place: dict[str, Parking] = {}
+            for parking, is_parked in zip(parkings, answers, strict=True):
+                if is_parked:
+                    by_place.setdefault(parking.place, parking)
+            if by_place:
+                self._park(group, queue, lot, by_place, settled.get(lot, 0), require_lock)
         return answers
 
     def _park(
@@ -116,14 +116,14 @@ class ParkingLots:
         group: str,
         queue: MessageQueue,
         lot: MessageQueue,
-        wanted: Mapping[str, Parking],
+        by_place: Mapping[str, Parking],
         settled: int,
         require_lock: Callable[[], None],
     ) -> None:
-        """Append the messages in ``wanted`` that are not yet in the lot. ``wanted``: messages by their places."""
+        """Append the messages in ``by_place`` that are not yet in the lot. ``by_place``: messages by their places."""
         port = BrokerPort(self._client, lot, require_lock=require_lock)
         for deleted in (False, True):
-            copies = _Copies(self, port, group, queue, wanted, settled)
+            copies = _Copies(self, port, group, queue, by_place, settled)
             try:
                 Appender(port, copies).run()
                 port.await_readable(copies.end)
@@ -133,7 +133,7 @@ class ParkingLots:
                 if error.sub != TopicCondition.MISSING or deleted:
                     raise
                 self._log.forget(lot.topic)
-                self._known.pop(lot, None)
+                self._contents.pop(lot, None)
                 settled = self._offsets.read(group, [lot]).get(lot, 0)
 
     # -- the topic
@@ -159,10 +159,10 @@ class ParkingLots:
 
     def _make(self, group: str, queue: MessageQueue, lot: MessageQueue) -> None:
         """Give the lot's topic as many queues at each broker as the topic of ``queue`` has. Only the lot's broker must be reachable."""
-        wanted, there = queue_counts(self._log, queue.topic), queue_counts(self._log, lot.topic)
-        wanted[lot.broker_name] = max(wanted.get(lot.broker_name, 0), lot.queue_id + 1)
-        for broker_name, queues in wanted.items():
-            if queues > there.get(broker_name, 0):
+        counts, lot_counts = queue_counts(self._log, queue.topic), queue_counts(self._log, lot.topic)
+        counts[lot.broker_name] = max(counts.get(lot.broker_name, 0), lot.queue_id + 1)
+        for broker_name, queues in counts.items():
+            if queues > lot_counts.get(broker_name, 0):
                 here = broker_name == lot.broker_name
                 try:
                     self._make_at(broker_name, queue.topic, lot.topic, queues, GROUP_TIMEOUT if here else _OTHERS_TIMEOUT)
@@ -188,27 +188,27 @@ class ParkingLots:
 
     # -- searching
 
-    def _look(self, log: RocketMQLog, lot: MessageQueue, settled: int) -> _Known:
+    def _look(self, log: RocketMQLog, lot: MessageQueue, settled: int) -> _Contents:
         """Read new messages, and return the knowledge of the lot from the group's offset ``settled`` to the lot's end."""
         bounds = self._log.bounds([lot]).get(lot, QueueBounds(0, 0))
         least = max(bounds.min_offset, min(settled, bounds.max_offset))
-        known = self._known.pop(lot, None)
-        fits = known is not None and known.begin <= least <= known.end <= bounds.max_offset
-        if known is None or not fits or least - known.begin > _MOST_SETTLED:
-            known = _Known(least, least)
+        contents = self._contents.pop(lot, None)
+        fits = contents is not None and contents.begin <= least <= contents.end <= bounds.max_offset
+        if contents is None or not fits or least - contents.begin > _MOST_SETTLED:
+            contents = _Contents(least, least)
         # The last known message shows whether the lot was deleted and created again since that message was read.
-        check = bool(known.last) and known.end > bounds.min_offset
-        at = known.end - 1 if check else known.end
+        check = bool(contents.last) and contents.end > bounds.min_offset
+        at = contents.end - 1 if check else contents.end
         for rows in pulls(log, lot, at, bounds.max_offset, _MOST_COPIED, _NO_LIMIT, ("message_id", "properties")):
             ids = rows.column("message_id")
-            if check and ids[0].as_py() != known.last:
+            if check and ids[0].as_py() != contents.last:
                 return self._look(log, lot, settled)
             places = pc.map_lookup(rows.column("properties"), PARKED_FROM, "first").to_pylist()
-            known.places.update({place: at + number for number, place in enumerate(places) if place is not None})
+            contents.places.update({place: at + number for number, place in enumerate(places) if place is not None})
             at += rows.num_rows
-            known.end, known.last, check = at, ids[-1].as_py(), False
-        self._known[lot] = known
-        return known
+            contents.end, contents.last, check = at, ids[-1].as_py(), False
+        self._contents[lot] = contents
+        return contents
 
 
 class _Copies:
@@ -220,7 +220,7 @@ class _Copies:
         port: BrokerPort,
         group: str,
         queue: MessageQueue,
-        wanted: Mapping[str, Parking],
+        by_place: Mapping[str, Parking],
         settled: int,
     ) -> None:
         """``port``: the port of the lot. ``settled``: the group's offset in the lot.
@@ -232,10 +232,10 @@ class _Copies:
         self._queue = queue
         self._port = port
         self._lot = port.queue
-        self._wanted = wanted
+        self._by_place = by_place
         self._settled = settled
         self._log = lots._log.reading(PullSettings(group))
-        self._known = _Known(0, 0)
+        self._contents = _Contents(0, 0)
         self._waiting: list[Parking] = []
         # The UNIQ_KEYs of the messages that are being sent.
         self._keys: pa.Array = pa.array([], pa.string())
@@ -244,9 +244,9 @@ class _Copies:
 
     def look(self) -> bool:
         before = len(self._waiting)
-        self._known = self._lots._look(self._log, self._lot, self._settled)
-        places, self.end = self._known.places, max(self.end, self._known.end)
-        self._waiting = [parking for place, parking in self._wanted.items() if places.get(place, -1) < self._settled]
+        self._contents = self._lots._look(self._log, self._lot, self._settled)
+        places, self.end = self._contents.places, max(self.end, self._contents.end)
+        self._waiting = [parking for place, parking in self._by_place.items() if places.get(place, -1) < self._settled]
         self._lots._require(self._group, self._queue, self._lot, self._waiting)
         return len(self._waiting) < before
 
@@ -268,13 +268,13 @@ class _Copies:
             count = max(1, min(_COPY_BYTES * count // max(size, 1), _MOST_COPIED))
 
     def record_sent(self, body: SendBody, offset: int) -> None:
-        known = self._known
+        contents = self._contents
         parked, self._waiting = self._waiting[: body.rows], self._waiting[body.rows :]
-        known.places.update({parking.place: offset + number for number, parking in enumerate(parked)})
+        contents.places.update({parking.place: offset + number for number, parking in enumerate(parked)})
         self.end = offset + body.rows
         # If operators' commands were appended in between, the next call of `look` reads them.
-        if offset == known.end:
-            known.end, known.last = self.end, self._keys[body.first + body.rows - 1].as_py()
+        if offset == contents.end:
+            contents.end, contents.last = self.end, self._keys[body.first + body.rows - 1].as_py()
 
     def adapt(self, body: SendBody, error: OrderedMQError) -> bool:  # noqa: ARG002
         return False
@@ -285,12 +285,12 @@ def _copies(log: RocketMQLog, parkings: Sequence[Parking]) -> pa.RecordBatch:
     places: dict[MessageQueue, dict[int, int]] = {}
     for number, parking in enumerate(parkings):
         places.setdefault(parking.source, {})[parking.at] = number
-    found, order = [], []
+    batches, order = [], []
     for source, numbers in places.items():
         for chosen, rows in pulls_at(log, source, sorted(numbers), _MOST_COPIED, _NO_LIMIT, SOURCE_COLUMNS):
-            found.append(rows)
+            batches.append(rows)
             order += [numbers[at] for at in chosen]
-    return concat_batches(found).take(pa.array(np.argsort(order)))
+    return concat_batches(batches).take(pa.array(np.argsort(order)))
 
 
 def _fit(rows: pa.RecordBatch, keys: pa.Array, parkings: Sequence[Parking], where: str) -> pa.RecordBatch:
@@ -305,15 +305,15 @@ def _fit(rows: pa.RecordBatch, keys: pa.Array, parkings: Sequence[Parking], wher
         size = sum(len(name.encode()) + len(value.encode()) + _SEPARATORS for name, value in carried if value)
         if size <= MAX_SENT_BYTES:
             continue
-        found = dict(pairs)
-        room = len(found[PARKED_ERROR].encode()) - (size - MAX_SENT_BYTES)
+        named = dict(pairs)
+        room = len(named[PARKED_ERROR].encode()) - (size - MAX_SENT_BYTES)
         if room < 0:
             raise MessageError(
                 MessageCondition.PROPERTIES_TOO_LARGE,
                 f"message {parkings[row].at} of queue {parkings[row].source} cannot be put into {where}: its properties leave no room for "
                 f"those of a parked message ({-room} bytes too many). Send smaller properties, or use OrderPerQueue",
             )
-        properties[row] = list({**found, PARKED_ERROR: clip(found[PARKED_ERROR], room)}.items())
+        properties[row] = list({**named, PARKED_ERROR: clip(named[PARKED_ERROR], room)}.items())
         changed = True
     if not changed:
         return rows
@@ -332,16 +332,16 @@ class LotTopics:
     def find(self, *, group: str | None = None, topic: str | None = None) -> dict[str, tuple[str, str]]:
         """Return the names of parking lots' topics with their (group, topic), restricted to ``group`` and ``topic`` if given."""
         names = sorted(self._client.topics(Deadline.after(REQUEST_TIMEOUT)))
-        found = {name: of for name in names if (of := origin(name)) is not None}
-        return {name: of for name, of in found.items() if group in (None, of[0]) and topic in (None, of[1])}
+        lots = {name: of for name in names if (of := origin(name)) is not None}
+        return {name: of for name, of in lots.items() if group in (None, of[0]) and topic in (None, of[1])}
 
     def queues_of(self, names: Iterable[str]) -> list[MessageQueue]:
         """Return the queues of the topics in ``names`` that exist."""
-        found: list[MessageQueue] = []
+        queues: list[MessageQueue] = []
         for name in names:
             with contextlib.suppress(TopicError):
-                found += self._log.queues(name)
-        return found
+                queues += self._log.queues(name)
+        return queues
 
     def ends(self, lots: Sequence[MessageQueue]) -> dict[MessageQueue, int]:
         return {lot: bounds.max_offset for lot, bounds in self._log.bounds(lots).items()}
@@ -351,10 +351,10 @@ class LotTopics:
         counts: dict[MessageQueue, int] = {}
         log, offsets = self._log.reading(PullSettings(group)), self._offsets.read(group, lots)
         for lot, bounds in self._log.bounds(lots).items():
-            found = Lot(max(bounds.min_offset, min(offsets.get(lot, 0), bounds.max_offset)))
-            read_lot(log, found, lot, bounds.max_offset)
-            if found.messages:
-                counts[lot] = found.messages
+            parked = Lot(max(bounds.min_offset, min(offsets.get(lot, 0), bounds.max_offset)))
+            read_lot(log, parked, lot, bounds.max_offset)
+            if parked.messages:
+                counts[lot] = parked.messages
         return counts
 
     def require_none(
@@ -376,15 +376,15 @@ class LotTopics:
 
         ``explain`` makes an error's message from the topics that were not deleted and the reason.
         """
-        left = sorted(names)
-        while left:
+        remaining = sorted(names)
+        while remaining:
             try:
-                self._delete_one(left[0], names[left[0]][0], masters)
+                self._delete_one(remaining[0], names[remaining[0]][0], masters)
             except RocketMQError as error:
                 if explain is None:
                     raise
-                raise type(error)(error.sub, explain(left, error.message)) from error
-            del left[0]
+                raise type(error)(error.sub, explain(remaining, error.message)) from error
+            del remaining[0]
 
     def _delete_one(self, name: str, group: str, masters: Mapping[str, str]) -> None:
         self.delete(self.find(topic=name), masters)

@@ -66,8 +66,10 @@ class Roster:
                     raise
         brokers = brokers or self._directory.masters()
         like = next(iter(own.values())).subscription if own else None
-        others = self._directory.members(group, [one for one in ids if one not in own], brokers, like, topics)
-        found = {member.client_id: member for member in others} | {one: own[one] for one in ids if one in own}
+        others = self._directory.members(group, [member_id for member_id in ids if member_id not in own], brokers, like, topics)
+        found = {member.client_id: member for member in others} | {
+            member_id: own[member_id] for member_id in ids if member_id in own
+        }
         return [found[client_id] for client_id in sorted(found)]
 
     def ids(self, group: str, brokers: Sequence[str], trust: float) -> list[str]:
@@ -84,12 +86,12 @@ class Roster:
         ):
             self._unlisted[group] = now
         if self._rejoins(group, trust):
-            queries = {query_of(one) for one in ids}
-            for one, missed in self._listed.get(group, {}).items():
+            queries = {query_of(member_id) for member_id in ids}
+            for member_id, missed in self._listed.get(group, {}).items():
                 # The time counts from the first list without the member, even if a broker restarts again, because the member does not
                 # trust its locks for longer.
-                if query_of(one) not in queries and now - (since := min(missed, now)) < trust:
-                    listed[one] = since
+                if query_of(member_id) not in queries and now - (since := min(missed, now)) < trust:
+                    listed[member_id] = since
         self._listed[group] = listed
         return sorted(listed)
 
@@ -110,13 +112,13 @@ class Roster:
         """
         if not self._rejoins(group, trust):
             return set()
-        held: set[MessageQueue] = set()
-        for other in (one for one in ids if query_of(one) != query_of(mine)):
+        locked: set[MessageQueue] = set()
+        for other in (lock for lock in ids if query_of(lock) != query_of(mine)):
             info = self._directory.info(group, other, brokers, fresh=is_ours(other))
             if info is None:
                 return set(queues)
-            held.update(one.queue for one in info.held)
-        return held.intersection(queues)
+            locked.update(lock.queue for lock in info.held)
+        return locked.intersection(queues)
 
     def _rejoins(self, group: str, trust: float) -> bool:
         """Return whether a broker lost a client of this process in the last ``trust`` seconds, and may thus have forgotten all members."""

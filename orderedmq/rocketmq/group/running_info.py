@@ -125,9 +125,10 @@ def decode(client_id: str, body: Bytes) -> Info:
 
 def subscription_of(topics: Iterable[TopicSubscription], strategy: str | None, assignment: str = "shared") -> Subscription:
     """Return the topics and filters of a consumer in another language as a Subscription, without its retry topic."""
-    read = [one for one in topics if one.topic and not one.topic.startswith(RETRY_PREFIX)]
-    filters = sorted({(one.expression_type, canonical(one.expression, one.expression_type)) for one in read}) or [("TAG", ALL)]
-    names = ",".join(sorted(one.topic for one in read))
+    read = [subscription for subscription in topics if subscription.topic and not subscription.topic.startswith(RETRY_PREFIX)]
+    texts = {(each.expression_type, canonical(each.expression, each.expression_type)) for each in read}
+    filters = sorted(texts) or [("TAG", ALL)]
+    names = ",".join(sorted(subscription.topic for subscription in read))
     return Subscription(assignment, names, strategy, "; ".join(text for _, text in filters), filters[0][0])
 
 
@@ -156,12 +157,12 @@ def with_like_texts(member: Member, like: Subscription | None, topics: Iterable[
 
 def _ours(client_id: str, own: dict[str, Any]) -> Info:
     try:
-        given = own["subscription"]
-        if given.get("format", FORMAT) > FORMAT:
+        texts = own["subscription"]
+        if texts.get("format", FORMAT) > FORMAT:
             # Only this number and the time of joining are certain to mean the same in a newer format.
-            newer = Subscription("", "", format=int(given["format"]))
+            newer = Subscription("", "", format=int(texts["format"]))
             return Info(Member(client_id, client_id, newer, int(own["joined"]), now(), life=CHANNEL_LIFE))
-        subscription = Subscription(**given)
+        subscription = Subscription(**texts)
         member = Member(
             str(own["owner"]),
             client_id,
@@ -171,7 +172,7 @@ def _ours(client_id: str, own: dict[str, Any]) -> Info:
             CHANNEL_LIFE,
             None if own.get("name") is None else str(own["name"]),
         )
-        held = tuple(
+        locks = tuple(
             HeldQueue(MessageQueue(str(topic), str(broker), int(queue)), float(at), int(epoch), int(tenure))
             for topic, broker, queue, epoch, tenure, at in own["locks"]
         )
@@ -179,7 +180,7 @@ def _ours(client_id: str, own: dict[str, Any]) -> Info:
         raise ProtocolError(
             ProtocolCondition.PROTOCOL, f"the report of member {client_id!r} about itself cannot be read: {error!r}"
         ) from None
-    return Info(member, held)
+    return Info(member, locks)
 
 
 def _java_locks(table: Mapping[str, Any]) -> Iterable[HeldQueue]:
@@ -196,7 +197,7 @@ def rename(info: Info, bare: Callable[[str], str]) -> Info:
     """Return the report with each topic's name replaced by ``bare(name)``."""
     topics = ",".join(map(bare, info.member.subscription.topics.split(",")))
     member = replace(info.member, subscription=replace(info.member.subscription, topics=topics))
-    return Info(member, tuple(replace(one, queue=one.queue._replace(topic=bare(one.queue.topic))) for one in info.held))
+    return Info(member, tuple(replace(lock, queue=lock.queue._replace(topic=bare(lock.queue.topic))) for lock in info.held))
 
 
 def topics_of(text: str, existing: Iterable[str]) -> list[str]:

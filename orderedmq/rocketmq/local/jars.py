@@ -73,13 +73,13 @@ def _fetch(what: str, packages: Sequence[str], folder: Path) -> None:
     shutil.rmtree(work / "jars", ignore_errors=True)
     work.mkdir(exist_ok=True)
     log = work / "resolver.log"
-    done = _resolve(packages, work, log, {})
-    if not done and _DOWNLOAD_FAILED in log.read_text(errors="replace"):
+    process = _resolve(packages, work, log, {})
+    if not process and _DOWNLOAD_FAILED in log.read_text(errors="replace"):
         # The user's ~/.m2 contains descriptions of jars without the jars, which Maven sometimes leaves there. Try again without ~/.m2.
         options = f"{os.environ.get('SPARK_SUBMIT_OPTS', '')} -Duser.home={work}".strip()
         shutil.rmtree(work / "cache", ignore_errors=True)
-        done = _resolve(packages, work, log, {"SPARK_SUBMIT_OPTS": options})
-    if not done:
+        process = _resolve(packages, work, log, {"SPARK_SUBMIT_OPTS": options})
+    if not process:
         raise ServersError(
             ServersCondition.NO_JARS,
             f"the jars of {what} cannot be fetched from Maven Central: {_reason(log)} (more in {log}). To use a mirror, name it "
@@ -143,7 +143,7 @@ def _reason(log: Path) -> str:
         r".*(?:[Ee]xception|[Ee]rror).*",
         r".+",
     ):
-        found = re.search(pattern, text)
-        if found:
-            return found[0].strip()
+        match = re.search(pattern, text)
+        if match:
+            return match[0].strip()
     return "the resolver printed nothing"

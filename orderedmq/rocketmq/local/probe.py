@@ -35,9 +35,9 @@ def find_free_port(*offsets: int) -> int:
     their server is killed and does not listen.
     """
     for port in random.sample(_PORTS, min(200, len(_PORTS))):
-        wanted = {port + offset for offset in offsets or (0,)}
-        if not wanted & _returned_ports and _reserved(wanted) and all(map(is_free, wanted)):
-            _returned_ports.update(wanted)
+        ports = {port + offset for offset in offsets or (0,)}
+        if not ports & _returned_ports and _reserved(ports) and all(map(is_free, ports)):
+            _returned_ports.update(ports)
             return port
     raise ServersError(ServersCondition.PORT_IN_USE, f"no free port was found from {_PORTS.start} to {_PORTS.stop - 1}")
 

@@ -83,11 +83,11 @@ def decode_rows(
 
     Raises DataLossError UNREADABLE, ProtocolError.
     """
-    asked = columns if "queue_offset" in columns else (*columns, "queue_offset")
+    decoded = columns if "queue_offset" in columns else (*columns, "queue_offset")
     try:
         return decode(
             parts,
-            asked,
+            decoded,
             names.spelled_queue(queue),
             begin=begin,
             end=end,

@@ -298,14 +298,14 @@ class RocketMQLog:
 
     def bounds(self, queues: Sequence[MessageQueue]) -> dict[MessageQueue, QueueBounds]:
         """See `Log.bounds`. Raises RocketMQUnavailableError for a queue whose broker is away or unknown."""
-        asked = self._existing(queues)
+        existing = self._existing(queues)
         # Request the minimum first, because a minimum that is read after the maximum could be higher.
         answers = ask_queues(
             self._client,
-            [(queue, make(queue)) for queue in asked for make in (message_requests.min_offset, message_requests.max_offset)],
+            [(queue, make(queue)) for queue in existing for make in (message_requests.min_offset, message_requests.max_offset)],
             Deadline.after(REQUEST_TIMEOUT),
         )
-        return {queue: QueueBounds(*pair) for queue, pair in zip(asked, zip(answers[0::2], answers[1::2]))}
+        return {queue: QueueBounds(*pair) for queue, pair in zip(existing, zip(answers[0::2], answers[1::2]))}
 
     def bounds_of(self, queue: MessageQueue) -> QueueBounds:
         """Return a queue's bounds. Raises TopicError MISSING or NO_SUCH_QUEUE."""
@@ -345,9 +345,9 @@ class RocketMQLog:
     def stored_at(self, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
         """See `Log.stored_at`. Pulls all messages at the same time. Leaves out queues that cannot be read."""
         there = self._existing(list(offsets))
-        asked = [queue for queue in there if state_of(queue, self.route(queue.topic)) is not RouteState.UNREADABLE]
-        results = self.pull_once({queue: offsets[queue] for queue in asked}, 1)
-        first = {queue: message_at(self._client, queue, offsets[queue], result) for queue, result in zip(asked, results)}
+        readable = [queue for queue in there if state_of(queue, self.route(queue.topic)) is not RouteState.UNREADABLE]
+        results = self.pull_once({queue: offsets[queue] for queue in readable}, 1)
+        first = {queue: message_at(self._client, queue, offsets[queue], result) for queue, result in zip(readable, results)}
         return {queue: message.store_timestamp * _US_PER_MS for queue, message in first.items() if message is not None}
 
     # -- messages
@@ -498,7 +498,7 @@ class RocketMQLog:
             self.refuse_hidden_static(queue.topic)
         # Encode all rows before sending any, so that nothing is sent if one row is invalid.
         encoded = {queue: self.sender.encoded(queue, some) for queue, some in rows.items()}
-        wanted = {queue: len(keys) for queue, (_, keys) in encoded.items()}
+        counts = {queue: len(keys) for queue, (_, keys) in encoded.items()}
         stored: Counter[MessageQueue] = Counter()
         added: dict[MessageQueue, OffsetRange] = {}
         try:
@@ -511,7 +511,7 @@ class RocketMQLog:
         except TopicError:
             raise
         except OrderedMQError as error:
-            raise sent_in_part(error, stored, wanted) from None
+            raise sent_in_part(error, stored, counts) from None
         return added
 
 

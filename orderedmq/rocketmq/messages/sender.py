@@ -202,12 +202,12 @@ def sent_in_part(error: E, stored: Mapping[MessageQueue, int], wanted: Mapping[M
 
     ``stored``: the rows that the broker has acknowledged. ``wanted``: all rows. The error is unchanged if no row is stored.
     """
-    done, total = sum(stored.values()), sum(wanted.values())
-    if not done:
+    sent, total = sum(stored.values()), sum(wanted.values())
+    if not sent:
         return error
     where = ", ".join(f"{stored[queue]} of {count} of queue {queue}" for queue, count in wanted.items() if stored[queue])
     unknown = isinstance(error, RocketMQUnavailableError) and error.outcome_unknown
     perhaps = ", and perhaps the next ones" if unknown else ""
     return type(error)(
-        error.sub, f"{error.message}. {done} of {total} rows are stored ({where}){perhaps}. Send only the others again"
+        error.sub, f"{error.message}. {sent} of {total} rows are stored ({where}){perhaps}. Send only the others again"
     )

@@ -33,10 +33,10 @@ def queue_counts(log: RocketMQLog, topic: str) -> dict[str, int]:
         return {}
 
 
-def await_registration(known: Callable[[], bool], topic: str) -> None:
-    """Wait until ``known`` returns true. It asks the nameserver for the topic's new queues. Raises RocketMQUnavailableError TIMEOUT."""
+def await_registration(registered: Callable[[], bool], topic: str) -> None:
+    """Wait until ``registered`` returns true. It asks the nameserver for the topic's new queues. Raises RocketMQUnavailableError TIMEOUT."""
     limit = Deadline.after(_REGISTER_TIMEOUT)
-    while not known():
+    while not registered():
         if time.monotonic() > limit:
             _raise_unregistered(topic)
         time.sleep(_POLL)

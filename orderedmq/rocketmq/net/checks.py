@@ -30,22 +30,22 @@ _NO_KEY: Final = "orderedmq-rights"
 _permitted: Final[weakref.WeakKeyDictionary[Client, set[tuple[Right, ...]]]] = weakref.WeakKeyDictionary()
 
 
-def require_rights(client: Client, wanted: Sequence[Right]) -> None:
-    """Raise RocketMQError NO_PERMISSION, a broker's refusal, if the account lacks a ``wanted`` right at a broker with the right's topic.
+def require_rights(client: Client, needed: Sequence[Right]) -> None:
+    """Raise RocketMQError NO_PERMISSION, a broker's refusal, if the account lacks a ``needed`` right at a broker with the right's topic.
 
     Rights are tested only if the client has an account, and only until the account is known to have them.
     """
     permitted = _permitted.setdefault(client, set())
-    if client.account is None or tuple(wanted) in permitted:
+    if client.account is None or tuple(needed) in permitted:
         return
     deadline = Deadline.after(REQUEST_TIMEOUT)
-    group = next((right.name for right in wanted if right.kind == "Group"), None)
-    for topic in dict.fromkeys(right.name for right in wanted if right.kind == "Topic"):
-        actions = {right.action for right in wanted if right.kind == "Topic" and right.name == topic}
+    group = next((right.name for right in needed if right.kind == "Group"), None)
+    for topic in dict.fromkeys(right.name for right in needed if right.kind == "Topic"):
+        actions = {right.action for right in needed if right.kind == "Topic" and right.name == topic}
         for name, address in _masters(client, topic, deadline).items():
             for request in _requests(MessageQueue(topic, name, 0), actions, group):
                 _test(client, address, request, deadline)
-    permitted.add(tuple(wanted))
+    permitted.add(tuple(needed))
 
 
 def _masters(client: Client, topic: str, deadline: float) -> dict[str, str]:
@@ -99,12 +99,12 @@ def require_filter(client: Client, matching: Filter, topics: Iterable[str], rout
     if client.behind_proxy(deadline):
         # A Proxy accepts any SQL (ClientManagerActivity.checkClientConfig), and brokers ignore a filter with invalid SQL.
         raise_not_through_proxy("option filterSql")
-    asked: set[str] = set()
+    brokers_asked: set[str] = set()
     for topic in topics:
         subscription = group_requests.TopicSubscription(topic, matching.expression, matching.kind)
         request = group_requests.check_client_config("orderedmq", rights.TOOLS_GROUP, subscription)
-        for name in sorted({queue.broker_name for queue in route(topic).reading_list()} - asked):
-            asked.add(name)
+        for name in sorted({queue.broker_name for queue in route(topic).reading_list()} - brokers_asked):
+            brokers_asked.add(name)
             try:
                 client.call(request, deadline, topic=topic, broker_name=name)
             except RocketMQError as error:

@@ -41,10 +41,10 @@ def existing(
                 routes[topic] = route(topic, fresh)
         return [queue for queue in asked if state_of(queue, routes.get(queue.topic)) is RouteState.UNKNOWN]
 
-    wanted = list(dict.fromkeys(queues))
-    unknown = missed(wanted, False)
+    distinct = list(dict.fromkeys(queues))
+    unknown = missed(distinct, False)
     if not unknown:
-        return wanted
+        return distinct
     reporting = client.cluster(deadline).brokers
     # Request the routes again, so that they have queues and brokers that were reported since the first request.
     absent: set[MessageQueue] = set()
@@ -56,7 +56,7 @@ def existing(
             absent.update(queue for queue in of_broker if not holds(client, master, queue, groups, deadline))
         except TopicError:
             absent.update(of_broker)
-    return [queue for queue in wanted if queue not in absent]
+    return [queue for queue in distinct if queue not in absent]
 
 
 def holds(client: Client, master: str, queue: MessageQueue, groups: Iterable[str], deadline: float) -> bool | None:
@@ -80,25 +80,25 @@ def _by_topic_and_broker(queues: Iterable[MessageQueue]) -> dict[tuple[str, str]
     return together
 
 
-def ask_queues(client: Client, asked: Sequence[tuple[MessageQueue, Request[T]]], deadline: float) -> list[T]:
+def ask_queues(client: Client, requests: Sequence[tuple[MessageQueue, Request[T]]], deadline: float) -> list[T]:
     """Return the answers of the queues' masters, in order.
 
     Raises the errors of `Client.call`, perhaps after other requests have been executed.
     """
-    most = answered_together(0) if client.routed_by_proxy else max(1, len(asked))
+    most = answered_together(0) if client.routed_by_proxy else max(1, len(requests))
     answers: list[T] = []
-    for begin in range(0, len(asked), most):
-        together = range(begin, min(begin + most, len(asked)))
+    for begin in range(0, len(requests), most):
+        together = range(begin, min(begin + most, len(requests)))
         by_connection: dict[Connection, list[int]] = {}
         for index in together:
             # Requests that fail here are sent again below, with retries.
             with contextlib.suppress(RocketMQUnavailableError):
-                address = client.address(asked[index][0].topic, asked[index][0].broker_name, deadline)
+                address = client.address(requests[index][0].topic, requests[index][0].broker_name, deadline)
                 by_connection.setdefault(client.connection(address, deadline), []).append(index)
         sent: dict[int, Pending[T]] = {}
         for connection, indices in by_connection.items():
             pending = connection.send_all(
-                [(asked[index][1], None) for index in indices], attempt_deadline(asked[indices[0]][1], deadline)
+                [(requests[index][1], None) for index in indices], attempt_deadline(requests[indices[0]][1], deadline)
             )
             sent.update(zip(indices, pending))
         for index in together:
@@ -107,7 +107,7 @@ def ask_queues(client: Client, asked: Sequence[tuple[MessageQueue, Request[T]]],
                 if index in sent:
                     answers.append(sent[index].result())
                     continue
-            queue, request = asked[index]
+            queue, request = requests[index]
             answers.append(client.call(request, deadline, topic=queue.topic, broker_name=queue.broker_name))
     return answers
 
@@ -115,9 +115,9 @@ def ask_queues(client: Client, asked: Sequence[tuple[MessageQueue, Request[T]]],
 def lock_queues(client: Client, group: str, names: Mapping[MessageQueue, str], seconds: float) -> set[MessageQueue]:
     """Lock each queue under its client id in ``names``. Return the queues that were granted. Raises the errors of `Client.call`."""
     together = _by_broker_and_name(names)
-    asked = [(queues[0], group_requests.lock(group, name, queues)) for name, queues in together]
+    requests = [(queues[0], group_requests.lock(group, name, queues)) for name, queues in together]
     granted: set[MessageQueue] = set()
-    for (_, queues), answer in zip(together, ask_queues(client, asked, Deadline.after(seconds))):
+    for (_, queues), answer in zip(together, ask_queues(client, requests, Deadline.after(seconds))):
         granted.update(answer.intersection(queues))
     return granted
 

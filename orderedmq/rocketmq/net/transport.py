@@ -164,18 +164,18 @@ class Transport:
     def send(self, parts: Sequence[Bytes], deadline: float) -> None:
         """Write all parts. Raises WriteTimeout at the deadline."""
         views = [memoryview(part) for part in parts if len(part)]
-        whole = left = sum(len(view) for view in views)
-        while left:
+        whole = unsent = sum(len(view) for view in views)
+        while unsent:
             try:
                 count = self._socket.sendmsg(views[:_MOST_PARTS])
             except BlockingIOError:
-                self._wait_writable(deadline, partial=left < whole)
+                self._wait_writable(deadline, partial=unsent < whole)
                 continue
-            left -= count
+            unsent -= count
             while count:
-                taken = min(count, len(views[0]))
-                views[0] = views[0][taken:]
-                count -= taken
+                size = min(count, len(views[0]))
+                views[0] = views[0][size:]
+                count -= size
                 if not len(views[0]):
                     del views[0]
 

@@ -108,22 +108,22 @@ class Bookmarks:
         return self.get_all([queue])[0]
 
     def get_all(self, queues: Sequence[MessageQueue]) -> list[int | None]:
-        asked = [(queue, consumer_offset(self.group, queue)) for queue in queues]
-        return ask_queues(self._client, asked, Deadline.after(self._timeout))
+        requests = [(queue, consumer_offset(self.group, queue)) for queue in queues]
+        return ask_queues(self._client, requests, Deadline.after(self._timeout))
 
     def move(self, queue: MessageQueue, bookmark: int) -> None:
         """Set the bookmark. While an administrator's reset is pending, the bookmark stays lower, which is harmless."""
         self.move_all({queue: bookmark})
 
     def move_all(self, bookmarks: Mapping[MessageQueue, int]) -> None:
-        asked = [(queue, update_consumer_offset(self.group, queue, bookmark)) for queue, bookmark in bookmarks.items()]
+        requests = [(queue, update_consumer_offset(self.group, queue, bookmark)) for queue, bookmark in bookmarks.items()]
         try:
-            ask_queues(self._client, asked, Deadline.after(self._timeout))
+            ask_queues(self._client, requests, Deadline.after(self._timeout))
         except GroupError:
             # From 5.3 on, the group must exist.
             for queue in {queue.broker_name: queue for queue in bookmarks}.values():
                 self._create_group(queue)
-            ask_queues(self._client, asked, Deadline.after(self._timeout))
+            ask_queues(self._client, requests, Deadline.after(self._timeout))
 
     def get_own(self, queues: Sequence[MessageQueue]) -> list[int | None]:
         """Do what `get_all` does for queues of one broker. Bookmarks of another sink in the group count as missing."""
@@ -245,12 +245,12 @@ class Bookmarks:
         permitted()
         if self._mark is not None:
             self._refuse_consumers(queue, list(ends))
-        seen = {each for each, end in ends.items() if seen_before(each, end)}
-        if seen and self._mark is not None and self.get(registers.mark(queue)):
+        entered_before = {each for each, end in ends.items() if seen_before(each, end)}
+        if entered_before and self._mark is not None and self.get(registers.mark(queue)):
             # Another sink, which may be running, has replaced the mark. The commit raises an error.
             return
         # 0 counts as no bookmark. A bookmark after the sink's messages would say that their batch is committed.
-        bookmarks = {each: 0 if each in seen else end for each, end in ends.items()}
+        bookmarks = {each: 0 if each in entered_before else end for each, end in ends.items()}
         if not has_group:
             self._create_group(queue)
         if self._mark is not None:
@@ -306,8 +306,8 @@ class Bookmarks:
         }
         queues = [queue._replace(queue_id=number) for number in range(counts.get(queue.broker_name, 0))]
         queues = list(dict.fromkeys([*queues, queue]))
-        asked = [(queue, message_requests.max_offset(queue)) for queue in queues]
-        return dict(zip(queues, ask_queues(self._client, asked, Deadline.after(self._timeout))))
+        requests = [(queue, message_requests.max_offset(queue)) for queue in queues]
+        return dict(zip(queues, ask_queues(self._client, requests, Deadline.after(self._timeout))))
 
     def _has_group(self, queue: MessageQueue) -> bool:
         try:

@@ -278,13 +278,13 @@ class BrokerLock(BrokerRequests):
         yields = began + self._lock_timing.lock_yield * random.uniform(0.5, 1.5)
         failures = refusals = 0
         while True:
-            asked = time.monotonic()
+            requested = time.monotonic()
             try:
-                connection = self._connect(asked + self._timing.send_timeout)
-                granted = connection.call(self._request(keys), asked + self._timing.send_timeout)
+                connection = self._connect(requested + self._timing.send_timeout)
+                granted = connection.call(self._request(keys), requested + self._timing.send_timeout)
                 if granted.issuperset(keys):
-                    return connection, asked
-                self._unlock(sorted(granted), asked + self._timing.send_timeout)
+                    return connection, requested
+                self._unlock(sorted(granted), requested + self._timing.send_timeout)
                 failures = 0
             except RocketMQUnavailableError as error:
                 failures += 1
@@ -293,14 +293,14 @@ class BrokerLock(BrokerRequests):
             if unless():
                 return None
             refusals += 1
-            if asked - began > self._lock_timing.lock_wait:
+            if requested - began > self._lock_timing.lock_wait:
                 raise LockError(
                     LockCondition.HELD_BY_OTHER,
                     f"another attempt of the same task or batch has kept topic {self.queue.topic!r} at broker {self.queue.broker_name} locked "
-                    f"for {asked - began:.0f} s (group {self._bookmarks.group}), and this attempt must wait for it. The lock of a dead attempt "
-                    "expires after 60 s, so the other attempt is alive, or the broker's clock was changed. End the other attempt",
+                    f"for {requested - began:.0f} s (group {self._bookmarks.group}), and this attempt must wait for it. The lock of a dead "
+                    "attempt expires after 60 s, so the other attempt is alive, or the broker's clock was changed. End the other attempt",
                 )
-            if asked > yields:
+            if requested > yields:
                 self._waits()
                 yields = time.monotonic() + self._lock_timing.lock_yield * random.uniform(0.5, 1.5)
             self._wait(_LOCK_RETRY.delay(refusals, random.random()))

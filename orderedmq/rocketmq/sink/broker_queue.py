@@ -258,8 +258,8 @@ def _read_ahead(ports: Sequence[RocketMQQueue], bookmarks: Sequence[int | None])
             # A message that cannot be read is looked at again when the queue is read.
             with contextlib.suppress(OrderedMQError, Unreadable):
                 port._ahead = port._examined(result, begin, bookmark or 0)
-    asked = [(queue, message_requests.max_offset(queue)) for queue in begins if queue not in ends]
-    ends.update(zip([queue for queue, _ in asked], ask_queues(client, asked, Deadline.after(TIMEOUT))))
+    requests = [(queue, message_requests.max_offset(queue)) for queue in begins if queue not in ends]
+    ends.update(zip([queue for queue, _ in requests], ask_queues(client, requests, Deadline.after(TIMEOUT))))
     return [ends[queue] for queue in begins]
 
 

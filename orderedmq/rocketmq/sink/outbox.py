@@ -200,11 +200,11 @@ class RocketMQOutbox:
 
     def _for_each(self, places: Iterable[P], what: Callable[[P], T]) -> dict[P, T]:
         """Call ``what`` for many queues or brokers in parallel, because each call waits for a broker."""
-        asked = list(places)
-        if len(asked) < 2:
-            return {place: what(place) for place in asked}
-        with ThreadPoolExecutor(min(PARALLEL, len(asked)), thread_name_prefix="publish") as pool:
-            return dict(zip(asked, pool.map(what, asked)))
+        remaining = list(places)
+        if len(remaining) < 2:
+            return {place: what(place) for place in remaining}
+        with ThreadPoolExecutor(min(PARALLEL, len(remaining)), thread_name_prefix="publish") as pool:
+            return dict(zip(remaining, pool.map(what, remaining)))
 
     def discard(self, receipts: Sequence[Receipt]) -> None:
         """Do nothing: sent rows stay. The batch's next attempt finds them and sends the missing ones."""

@@ -207,14 +207,14 @@ def refused_type(queue: MessageQueue) -> Request[str | None]:
         types = types_in(response.remark or "")
         return require_type(f"topic {queue.topic!r}", types[0]) if types is not None else None
 
-    asked = send_nowhere(queue)
+    request = send_nowhere(queue)
     return Request(
-        asked.code,
+        request.code,
         f"request for the type of the messages of topic {queue.topic}",
-        asked.resource,
+        request.resource,
         parse,
-        asked.ext,
-        asked.body,
+        request.ext,
+        request.body,
         frozenset((ResponseCode.MESSAGE_ILLEGAL, ResponseCode.INVALID_PARAMETER)),
         re.compile("queueId"),
     )
@@ -308,13 +308,13 @@ def pull(
 
 def is_there(queue: MessageQueue, group: str) -> Request[bool]:
     """Ask the queue's broker whether the queue exists, by a pull. Raises TopicError MISSING if the topic does not exist there."""
-    asked = pull(queue, group, 0, 1)
+    request = pull(queue, group, 0, 1)
     return Request(
-        asked.code,
+        request.code,
         f"request for the existence of queue {queue}",
-        asked.resource,
+        request.resource,
         exists,
-        asked.ext,
+        request.ext,
         accepts=_PULLED,
         absent=ABOUT_QUEUE,
     )

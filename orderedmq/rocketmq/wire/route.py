@@ -163,9 +163,9 @@ class Route:
 
         The nameserver does not know these brokers at the moment. If there is an order configuration, it has their queues anyway.
         """
-        kept = {name: before.brokers[name] for name in names if name in before.brokers and name not in self.brokers}
-        queues = tuple(data for data in before.queues if data.broker_name in kept)
-        return replace(self, brokers={**self.brokers, **kept}, queues=(*self.queues, *queues))
+        former = {name: before.brokers[name] for name in names if name in before.brokers and name not in self.brokers}
+        queues = tuple(data for data in before.queues if data.broker_name in former)
+        return replace(self, brokers={**self.brokers, **former}, queues=(*self.queues, *queues))
 
 
 @dataclass(frozen=True)
