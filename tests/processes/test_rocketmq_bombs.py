@@ -20,10 +20,9 @@ from ordered_source import partition_reader
 from orderedmq.conditions import UnavailableCondition
 from orderedmq.errors import DataLossError, RocketMQUnavailableError, aged_out, unreadable
 from orderedmq.model import MessageQueue
-from orderedmq.rocketmq.messages.puller import PULL_MAX_IDLE, Puller
+from orderedmq.rocketmq.messages.puller import Puller
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.lane import Lane
-from orderedmq.rocketmq.wire.codes import RequestCode
 from orderedmq.rows.filters import Filter
 from tests.stored_messages import Stored, text
 from tests.unit.rocketmq_peer import Cluster, Link
@@ -162,21 +161,6 @@ def test_rows_end_before_a_message_that_cannot_be_read_and_it_is_named_when_it_i
     assert (batch.column(0).to_pylist(), end) == ([1, 3], 5)
 
 
-def test_max_bytes_limits_what_a_filtered_pull_decompresses(cluster: Cluster) -> None:
-    messages = [
-        message(offset=n, body=bytes(2**20), sys_flag=0x201, properties=text(("TAGS", "ab"[n % 2]))).pack() for n in range(20)
-    ]
-    puller = serve(cluster, messages)
-    offsets, begin = [], 0
-    while begin < 20:
-        batch, end = puller.pull_matching(QUEUE, begin, 20 - begin, 3 * 2**20, COLUMNS, A)
-        assert begin < end
-        assert batch.num_rows <= 3
-        offsets += batch.column(0).to_pylist()
-        begin = end
-    assert offsets == list(range(0, 20, 2))
-
-
 def test_a_task_continues_after_messages_that_are_unreadable_or_missing(caplog: pytest.LogCaptureFixture) -> None:
     """A queue's minimum offset may be far below the missing messages. A task that continued there would never end."""
     bounds = {QUEUE: SimpleNamespace(min_offset=2, max_offset=90)}
@@ -191,38 +175,6 @@ def test_a_task_continues_after_messages_that_are_unreadable_or_missing(caplog: 
 
 
 # -- brokers that never end their answers
-
-
-@pytest.mark.parametrize("matching", [None, A], ids=["everything", "a filter"])
-@pytest.mark.parametrize("replica", ["0", "1"])
-def test_a_broker_that_always_asks_for_an_immediate_retry_is_an_error_in_time(
-    cluster: Cluster, matching: Filter | None, replica: str
-) -> None:
-    """The broker, or the replica that it says to read from, always answers PULL_RETRY_IMMEDIATELY (20) although it has a message."""
-    asked: list[int] = []
-
-    def script(link: Link) -> None:
-        for request in link.requests():
-            asked.append(request.code)
-            at = request.ext["queueOffset"]
-            link.reply(request, 20, nextBeginOffset=at, minOffset="0", maxOffset="9", suggestWhichBrokerId=replica)
-
-    cluster.scripted("a", script)
-    cluster.scripted("a", script, broker_id=1)
-    puller = Puller(Client(cluster.nameserver().address), patience=0.5)
-    pull = puller.pull if matching is None else partial(puller.pull_matching, matching=matching)
-    began = time.monotonic()
-    with pytest.raises(RocketMQUnavailableError) as caught:
-        pull(QUEUE, 3, 6, 1 << 20, COLUMNS)
-    assert caught.value.condition == "ORDEREDMQ_ROCKETMQ.TIMEOUT"
-    assert "queue T/a/0 returned no messages at offset 3 for 0.5 s" in caught.value.message
-    assert "NO_MATCHED_MESSAGE" in caught.value.message
-    assert time.monotonic() - began >= 0.5
-    # The puller pauses between its requests.
-    assert set(asked) == {RequestCode.PULL_MESSAGE}
-    assert len(asked) < 100
-    assert PULL_MAX_IDLE == 120.0
-    assert Puller(Client("127.0.0.1:1"))._patience == PULL_MAX_IDLE
 
 
 def test_retries_of_a_pull_end_within_its_patience(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:

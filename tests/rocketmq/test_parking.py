@@ -159,6 +159,17 @@ def test_another_process_recognises_parked_messages(usual: Lots) -> None:
 # -- the content of a parked copy --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.holds("parked as sent")
+def test_a_parked_copy_has_the_key_and_all_columns_of_its_message(usual: Lots) -> None:
+    columns = {"tags": ["t", None], "keys": [None, "k"], "sharding_key": ["s", None], "properties": [[("own", "x")], None]}
+    begin = usual.log.append({usual.queue: rows([b"\0\xff", b""], **columns)})[usual.queue].begin
+    assert usual.park(begin, begin + 1, 0) == [True] * 3
+    wanted = ("body", "tags", "keys", "sharding_key", "message_id")
+    sent, copies = (read(usual.broker, queue, at, wanted) for queue, at in ((usual.queue, begin), (usual.lot, 0)))
+    assert copies[:2] == sent
+    assert copies[2]["body"] == b"0"
+
+
 def test_an_error_is_cut_where_properties_leave_no_room_and_full_properties_are_refused_by_name(usual: Lots) -> None:
     full, overfull = ([("p", "x" * size)] for size in (FULL, OVERFULL))
     begin = usual.log.append({usual.queue: rows(["full", "overfull"], properties=[full, overfull])})[usual.queue].begin

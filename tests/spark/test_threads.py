@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
-from typing import Any
 
 from pyspark.sql import DataFrame
 
@@ -17,11 +15,6 @@ TOPICS = ("invoices", "audit")
 
 def everything(rig: Rig, topic: str) -> list[str]:
     return sorted(body for bodies in rig.bodies(topic).values() for body in bodies)
-
-
-def in_a_thread(work: Callable[[], Any]) -> Any:
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(work).result()
 
 
 def test_outputs_are_written_side_by_side_in_foreachbatch(rig: Rig) -> None:
@@ -48,18 +41,3 @@ def test_outputs_are_written_side_by_side_in_foreachbatch(rig: Rig) -> None:
     assert query.lastProgress.batchId == 2
     for topic in TOPICS:
         assert everything(rig, topic) == everything(rig, "in")
-
-
-def test_a_thread_that_registered_writes_a_batch_and_starts_a_stream(rig: Rig) -> None:
-    rig.topic("in", queues=1, rows=4)
-    rig.topic("out", queues=1)
-    rows, stream = rig.batch(topic="in"), rig.stream(topic="in", consumerGroup="g")
-
-    def write() -> None:
-        # Register in another session, because all tests share the session of the rig.
-        orderedmq.register(rig.spark.newSession())
-        rows.write.format("orderedmq").mode("append").option("path", rig.path).option("topic", "out").save()
-        rig.run(stream, topic="out")
-
-    in_a_thread(write)
-    assert everything(rig, "out") == sorted(everything(rig, "in") * 2)
