@@ -36,7 +36,7 @@ else:
         """Each release of Spark passes record batches to such a class, also in a stream. Those after 4.0 have another class for it."""
 
 
-log = logging.getLogger("orderedmq")
+logger = logging.getLogger("orderedmq")
 
 #: The module that Spark loads only in the processes that commit and abort micro-batches.
 COMMITTER: Final = "pyspark.sql.worker.python_streaming_sink_runner"
@@ -119,7 +119,7 @@ class _Planned:
                 with reach(self.options.endpoint, identity=written[0].identity) as broker:
                     broker.outbox.discard([message.receipt for message in written])
             except OrderedMQError as error:
-                log.warning("the rows of an aborted batch could not be deleted now, but will be deleted later: %s", error)
+                logger.warning("the rows of an aborted batch could not be deleted now, but will be deleted later: %s", error)
 
     def _check_keys(self, written: Sequence[Written]) -> None:
         if self.options.on_key_conflict == "ignore":
@@ -143,7 +143,7 @@ class _Planned:
             f"{rows}. Route the rows first (ordered_sink.route(df, order_by=...)), or set onKeyConflict=ignore if order within a batch does "
             "not matter"
         )
-        log.warning("%s", SinkError(SinkCondition.KEY_CONFLICT, f"{why}. {what}"))
+        logger.warning("%s", SinkError(SinkCondition.KEY_CONFLICT, f"{why}. {what}"))
 
     def _warn(self, written: Sequence[Written]) -> None:
         """Log a warning, once per batch, about rows without a key and rows with several tags."""
@@ -157,7 +157,7 @@ class _Planned:
                 else "go to queues by their content"
             )
             what = f"{null_keys} of {rows} rows have no key (column {self.plan.key!r} is null): they {to} and have no order among themselves"
-            log.warning(
+            logger.warning(
                 "%s",
                 MessageError(
                     MessageCondition.NULL_KEY, f"{what}. Filter them out, or write them separately with shardingKey={NO_KEY}"
@@ -165,7 +165,7 @@ class _Planned:
             )
         if tags:
             what = f"{tags} of {rows} rows have a comma or || in column 'tags': a message has only one tag, and no filter matches such a text"
-            log.warning(
+            logger.warning(
                 "%s",
                 MessageError(
                     MessageCondition.SEVERAL_TAGS, f"{what}. Write one tag, and put further ones into keys or properties"

@@ -32,7 +32,7 @@ from orderedmq.rows.message_rows import normalise, several_tags
 from orderedmq.schema import PRODUCER_COLUMNS, concat_batches
 from orderedmq.text import repaired
 
-log = logging.getLogger("orderedmq")
+logger = logging.getLogger("orderedmq")
 
 GATHER_BYTES: Final = 16 * 1024 * 1024
 GATHER_ROWS: Final = 131072
@@ -62,7 +62,7 @@ class Written(WriterCommitMessage):
     several_tags: int = 0
 
 
-def sink_batch(options: SinkOptions, run: SourceRun | None, job: str = "", *, streaming: bool) -> SinkBatch:
+def sink_batch(options: SinkOptions, run: SourceRun | None, job: str, *, streaming: bool) -> SinkBatch:
     """Return the identity under which a batch is published only once: (query, batch), the user's transaction, or no identity."""
     sink_id, batch_id = None, 0
     if options.txn_app_id is not None and options.txn_version is not None:
@@ -98,7 +98,7 @@ def write(
         for gathered in _gather_rows(rows, options):
             task.route(gathered)
         if task.malformed:
-            log.warning(
+            logger.warning(
                 "%d rows of partition %d of batch %d have a tag, key or property that is not UTF-8: each malformed byte sequence is replaced "
                 "by U+FFFD, as in Java. Encode such bytes (hex, base64) before they are written",
                 task.malformed,

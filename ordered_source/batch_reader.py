@@ -22,7 +22,7 @@ from orderedmq.options.source import SourceOptions, StartingOffsets
 from orderedmq.options.values import EARLIEST
 from orderedmq.spark_support import concise_calls
 
-log = logging.getLogger("orderedmq")
+logger = logging.getLogger("orderedmq")
 
 
 @concise_calls
@@ -59,7 +59,7 @@ class BatchReader(DataSourceReader):
         these bounds. Raises DataLossError unless losses are accepted, OffsetError if options contradict each other.
         """
         options = self.options
-        source = broker.log.reading(options.pull_settings)
+        log = broker.log.reading(options.pull_settings)
         committed: Mapping[MessageQueue, int] = {}
         starting = options.starting
         if starting.kind == "committed":
@@ -75,15 +75,13 @@ class BatchReader(DataSourceReader):
                 read.append(queue)
             else:
                 self._fail_or_warn(queue_deleted(queue, "it was about to be read"))
-        begins = plan.beginnings(source, starting, read, bounds, bounds)
-        ends = plan.endings(source, options.ending, read, bounds, bounds)
+        begins = plan.beginnings(log, starting, read, bounds, bounds)
+        ends = plan.endings(log, options.ending, read, bounds, bounds)
         return {
-            queue: self._span(source, queue, bounds[queue], committed.get(queue), begins[queue], ends[queue]) for queue in read
+            queue: self._span(log, queue, bounds[queue], committed.get(queue), begins[queue], ends[queue]) for queue in read
         }
 
-    def _span(
-        self, source: Log, queue: MessageQueue, at: QueueBounds, committed: int | None, begin: int, end: int
-    ) -> OffsetRange:
+    def _span(self, log: Log, queue: MessageQueue, at: QueueBounds, committed: int | None, begin: int, end: int) -> OffsetRange:
         end = min(end, at.max_offset)
         if committed is None:
             begin = min(begin, at.max_offset)
@@ -96,9 +94,11 @@ class BatchReader(DataSourceReader):
         else:
             begin = committed
         if begin > end and begin <= at.max_offset:
-            log.warning("no messages of queue %s are read: its start offset %d is beyond its end offset %d", queue, begin, end)
+            logger.warning(
+                "no messages of queue %s are read: its start offset %d is beyond its end offset %d", queue, begin, end
+            )
             return OffsetRange(begin, begin)
-        begin, loss = plan.check_position(queue, begin, at, f"group {self.options.consumer_group!r}", source.tail_loss, end=end)
+        begin, loss = plan.check_position(queue, begin, at, f"group {self.options.consumer_group!r}", log.tail_loss, end=end)
         if loss is not None:
             self._fail_or_warn(loss)
         return OffsetRange(begin, max(begin, end))

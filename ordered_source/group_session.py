@@ -28,7 +28,7 @@ from orderedmq.ownership.owner import Commit, Lock, Owner, Policy, Unlock
 from orderedmq.parking import lot_token
 from orderedmq.rows.filters import ALL
 
-log = logging.getLogger("orderedmq")
+logger = logging.getLogger("orderedmq")
 
 #: Seconds between two attempts to get a lock that another owner holds, and between two checks of the members of an idle group.
 LOCK_RETRY: Final = 0.1
@@ -164,7 +164,7 @@ class Session:
         """Warn if ``logged`` is the checkpoint of another group. ``placed``: the queues whose positions were decided with it."""
         at = {queue: position for queue, position in self.owner.following({}).items() if queue in placed}
         if at and logged.of_another_group(self.owner.group):
-            log.warning("%s", another_group(logged.group, self.owner.group, at))
+            logger.warning("%s", another_group(logged.group, self.owner.group, at))
 
     def skip(self, queue: MessageQueue, offset: int) -> None:
         """Continue at ``offset``, because the messages before it are lost and the user accepts that."""
@@ -273,7 +273,7 @@ class GroupSession(Session):
                 if time.monotonic() >= deadline:
                     raise
                 if not waiting:
-                    log.warning("waiting up to %.0f s: %s", self._options.lock_timeout, error.message)
+                    logger.warning("waiting up to %.0f s: %s", self._options.lock_timeout, error.message)
                     waiting = True
                 time.sleep(LOCK_RETRY)
             else:
@@ -344,7 +344,7 @@ class GroupSession(Session):
                 break
             time.sleep(LOCK_RETRY)
         if patient and not self.owner.owned:
-            log.warning(
+            logger.warning(
                 "all %d queues that this query should have in group %s are held by others (%s), so it has nothing to read and ends",
                 len(action.queues), self.group, "; ".join(sorted({refusal.holder for refusal in refused})),
             )  # fmt: skip
@@ -389,7 +389,7 @@ class GroupSession(Session):
     def _forget(self, gone: Sequence[LockToken]) -> None:
         queues = self.owner.lost(gone)
         if queues:
-            log.warning(
+            logger.warning(
                 "group %s lost %s: this query was paused or cut off for longer than its locks live, or they were taken from it. The next "
                 "owner of these queues resumes at the group's offset",
                 self.group, ", ".join(map(str, queues)),
@@ -436,12 +436,12 @@ class GroupSession(Session):
             moved = {}
             self._warn_of_another_group(start, begins)
         for late in behind:
-            log.warning(
+            logger.warning(
                 "the checkpoint is behind group %s: queue %s is read again from %d, although the group's offset was %d",
                 self.group, late.queue, late.checkpoint, late.group,
             )  # fmt: skip
         for queue, (logged, at) in moved.items():
-            log.warning(
+            logger.warning(
                 "queue %s of group %s had another owner, was reset, or was created again: it is read from %d, not from the checkpoint's %d",
                 queue, self.group, at, logged,
             )  # fmt: skip
@@ -463,7 +463,7 @@ class GroupSession(Session):
         if start.fresh and starting.explicit and starting.kind != "committed" and not self.shared:
             # Parking lots are not reset: their messages are processed when they are due.
             begins = {queue: begin for queue, begin in begins.items() if not is_parked(queue)}
-            log.warning("group %s is reset to %s, as the options say", self.group, offsets_to_json(begins))
+            logger.warning("group %s is reset to %s, as the options say", self.group, offsets_to_json(begins))
             offsets.update(self._begin_anew(begins))
         return offsets
 

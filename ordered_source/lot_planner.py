@@ -24,7 +24,7 @@ from orderedmq.ownership.owned_queue import Owned
 from orderedmq.ownership.owner import Owner
 from orderedmq.parking import Lot, change_with_parked, has_parked, parked_queue
 
-log = logging.getLogger("orderedmq")
+logger = logging.getLogger("orderedmq")
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ NO_LOTS = BatchLots({}, frozenset(), None)
 class LotPlanner:
     """Plans the parking lots of a query's queues. It reads each parked message only once."""
 
-    def __init__(self, source: Log, capacity: int) -> None:
-        self._log = source
+    def __init__(self, log: Log, capacity: int) -> None:
+        self._log = log
         self._capacity = capacity
         self._lots: dict[MessageQueue, Lot] = {}
         self._warned: set[MessageQueue] = set()
@@ -104,7 +104,7 @@ class LotPlanner:
 
     def _warn(self, full: set[MessageQueue]) -> None:
         for queue in sorted(full - self._warned):
-            log.warning(
+            logger.warning(
                 "the parking lot of queue %s has %d messages or more, so the queue is not read further until some of them are settled. "
                 "Fix the cause, drop messages that cannot be processed (orderedmq parked drop), or raise parkingLotMaxMessages",
                 queue, self._capacity,

@@ -27,7 +27,7 @@ from orderedmq.conditions import OptionCondition
 from orderedmq.errors import OptionError
 from orderedmq.spark_support import concise_calls
 
-log = logging.getLogger("orderedmq")
+logger = logging.getLogger("orderedmq")
 
 Reader = TypeVar("Reader", bound=type)
 
@@ -116,7 +116,7 @@ def called_without_start(reader: Reader) -> Reader:
 
         @staticmethod
         def _warn(what: str) -> None:
-            log.warning(
+            logger.warning(
                 "With the trigger availableNow, Spark %s ends a run after one micro-batch. This one %s, so run the query again until nothing "
                 "is left. Other triggers continue by themselves",
                 pyspark.__version__,

@@ -18,7 +18,7 @@ from orderedmq.options.source import SourceOptions
 from orderedmq.ownership.offsets import Checkpoint, ranges
 from orderedmq.parking import leader_of, lot_deleted
 
-log = logging.getLogger("orderedmq")
+logger = logging.getLogger("orderedmq")
 
 
 class Positions:
@@ -108,13 +108,13 @@ class Positions:
         session.repeat(start, end, missing, {lot: at.max_offset for lot, at in lots.items()})
         for queue in missing:
             if queue not in owner.owned:
-                log.warning(
+                logger.warning(
                     "queue %s of group %s has another owner: its part of the logged batch is not repeated", queue, group
                 )
         for queue in owner.unplaced().queues:
             # A parking lot is not in the batch if it was logged by a run without parking lots.
             if queue in end.next:
-                log.warning(
+                logger.warning(
                     "queue %s of group %s had another owner, was reset, or was created again: its part of the logged batch is not repeated",
                     queue,
                     group,
@@ -139,7 +139,7 @@ class Anchors:
         self._requests: dict[str, tuple[float, int]] = {}
 
     def of(
-        self, source: Log, topics: Iterable[str], former: Mapping[str, str], following: Mapping[MessageQueue, int], now: float
+        self, log: Log, topics: Iterable[str], former: Mapping[str, str], following: Mapping[MessageQueue, int], now: float
     ) -> dict[str, str]:
         """Return the anchor of each topic, to be stored in the offset at the end of the next batch.
 
@@ -155,7 +155,7 @@ class Anchors:
             # An anchor from the checkpoint has an unknown age, so it is due.
             at, then = self._requests.get(topic, (float("-inf"), 0))
             if not former.get(topic) and (topic not in former or not then):
-                out[topic] = self._ask(source, topic, ends[topic], now)
+                out[topic] = self._ask(log, topic, ends[topic], now)
                 continue
             out[topic] = former[topic]
             if now - at >= REFRESH_SECONDS or sum(ends[topic].values()) - then >= REFRESH_MESSAGES:
@@ -163,9 +163,9 @@ class Anchors:
         if due:
             topic = min(due)[1]
             # If retention has deleted the messages, the broker may have no anchor. In that case, keep the old anchor.
-            out[topic] = self._ask(source, topic, ends[topic], now) or out[topic]
+            out[topic] = self._ask(log, topic, ends[topic], now) or out[topic]
         return out
 
-    def _ask(self, source: Log, topic: str, ends: Mapping[MessageQueue, int], now: float) -> str:
+    def _ask(self, log: Log, topic: str, ends: Mapping[MessageQueue, int], now: float) -> str:
         self._requests[topic] = (now, sum(ends.values()))
-        return source.anchor(topic, ends)
+        return log.anchor(topic, ends)

@@ -29,7 +29,7 @@ from orderedmq.conditions import OptionCondition
 from orderedmq.errors import OptionError
 from orderedmq.ownership.offsets import Checkpoint
 
-log = logging.getLogger("orderedmq")
+logger = logging.getLogger("orderedmq")
 
 #: Seconds between two checks of a query.
 _LOOK: Final = 0.1
@@ -75,7 +75,7 @@ def stop_at_boundary(query: StreamingQuery, timeout: float = 60.0) -> bool:
                     break
                 time.sleep(_LOOK)
         except OSError as error:
-            log.warning(
+            logger.warning(
                 "query %s is stopped as by query.stop(), because it cannot be asked to stop between two micro-batches: %s",
                 query.name or query.id,
                 error,
@@ -185,7 +185,7 @@ class _Stopping:
                 return
             with ThreadPoolExecutor(len(queries), "orderedmq-stop") as threads:
                 for query, stopped in [(query, threads.submit(self._stop, query)) for query in queries]:
-                    log.warning("query %s was stopped %s", query.name or query.id, stopped.result())
+                    logger.warning("query %s was stopped %s", query.name or query.id, stopped.result())
 
     def _stop(self, query: StreamingQuery) -> str:
         try:

@@ -19,7 +19,7 @@ from orderedmq.model import EMBEDDED_BROKER, MessageQueue
 from orderedmq.options.source import SourceOptions
 from orderedmq.ownership.offsets import Checkpoint
 
-log = logging.getLogger("orderedmq")
+logger = logging.getLogger("orderedmq")
 
 #: Seconds between two listings of topics, for a broker that cannot report whether anything changed.
 LISTING_INTERVAL: Final = 1.0
@@ -91,7 +91,7 @@ class TopicWatch:
             divided += [queue for queue in every if queue in readable] or every
         left_out = set(queues).difference(divided)
         if left_out - self._left_out:
-            log.warning(
+            logger.warning(
                 "%d queues cannot be read at the moment, as their permissions say (%s, ...). The group's members read the others, and "
                 "continue in these queues when they can be read",
                 len(left_out),
@@ -147,7 +147,7 @@ class TopicWatch:
                         "checkpoint knows its position. Select the topic again, or set failOnDataLoss=false to forget its position",
                     )
                 else:
-                    log.warning(
+                    logger.warning(
                         "the options no longer select topic %r, which this query has read before: it continues without it", name
                     )
                 self._accepted.add((name, anchor))

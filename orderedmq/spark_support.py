@@ -37,7 +37,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 C = TypeVar("C", bound=type)
 
-log = logging.getLogger("orderedmq")
+logger = logging.getLogger("orderedmq")
 
 
 def require_pyspark(feature: str) -> None:
@@ -130,7 +130,7 @@ def _rows(rows: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
 
 
 def _cut(error: OrderedMQError) -> OrderedMQError:
-    log.debug("%s", error, exc_info=error)
+    logger.debug("%s", error, exc_info=error)
     return error.with_traceback(None)
 
 

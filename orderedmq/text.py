@@ -23,7 +23,7 @@ from orderedmq.conditions import MessageCondition
 from orderedmq.errors import MessageError
 from orderedmq.model import MessageQueue
 
-log = logging.getLogger("orderedmq")
+logger = logging.getLogger("orderedmq")
 
 Int64s = npt.NDArray[np.int64]
 
@@ -191,7 +191,7 @@ class MalformedText:
                 return
             seen.warn_at = 2 * seen.messages
             messages, last = seen.messages, seen.last
-        log.warning(
+        logger.warning(
             "%d messages of queue %s, the last one at offset %d, have a tag, key or property that is not UTF-8. Each malformed byte "
             "sequence is shown as U+FFFD, as Java shows it. Correct the producer",
             messages,

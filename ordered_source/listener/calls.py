@@ -22,7 +22,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from orderedmq.listening.listener import is_async, name_of
 
-log = logging.getLogger("orderedmq")
+logger = logging.getLogger("orderedmq")
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -312,7 +312,7 @@ class _Loop(threading.Thread):
                 self.loop.run_forever()
             except BaseException:
                 # A task that the listener has started without awaiting it raised SystemExit or KeyboardInterrupt.
-                log.exception("a task of an async listener tried to end the event loop, which continues")
+                logger.exception("a task of an async listener tried to end the event loop, which continues")
 
 
 #: By process number. A child after a fork has its own, because its parent's threads do not run in it.
@@ -377,7 +377,7 @@ class _Watch:
         if self._warned or self._blocks < 2 or self._seconds < WORTH or ONE_OF * self._blocks < self.calls:
             return
         self._warned = True
-        log.warning(
+        logger.warning(
             "the async listener %s blocks its event loop, and with it all other calls of the task: %d times so far, for up to %.0f ms, "
             "%.0f ms in total. Use asyncio.sleep and an async client instead of time.sleep and requests, await asyncio.to_thread(...) for "
             "code that blocks or computes, or make the listener a plain function, which is called in threads",

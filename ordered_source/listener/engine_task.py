@@ -65,7 +65,7 @@ from orderedmq.parking import AT_ONCE, DELAY_LEVELS, DROPPED, HELD, Lot, Parking
 from orderedmq.schema import TIMESTAMP_TYPE
 from orderedmq.trace_context import in_spans, require
 
-log = logging.getLogger("orderedmq")
+logger = logging.getLogger("orderedmq")
 
 #: Columns of the outcomes, with one row for each outcome. ``end_offset`` is exclusive, ``duration`` is in seconds.
 OUTCOMES: Final = (
@@ -153,11 +153,11 @@ class _Task:
     """Runs the engine of one queue."""
 
     def __init__(self, queue: MessageQueue, lock: TaskLock, consumer: Consumer, wall: Callable[[], float]) -> None:
-        self.queue, self._consumer, self._wall = queue, consumer, wall
+        self.queue, self._wall = queue, wall
         self._settings = settings = consumer.settings
         self._broker, self._token, self._plan = lock
         listener = function_of(consumer.listener, in_spans(lock.token.group) if consumer.trace_context else None)
-        self._caller = Caller(listener, consumer.hooks, log.warning, settings.statuses)
+        self._caller = Caller(listener, consumer.hooks, logger.warning, settings.statuses)
         self._out: list[Outcome] = []
         self._warned = 0
 
@@ -351,7 +351,7 @@ class _Task:
 
     def _warn(self, engine: Engine) -> None:
         for text in engine.warnings[self._warned :]:
-            log.warning("%s", text)
+            logger.warning("%s", text)
         self._warned = len(engine.warnings)
 
     def _table(self, outcomes: Sequence[Outcome]) -> pa.RecordBatch:
@@ -435,7 +435,7 @@ class Settled:
         self._letters = letters
 
     @classmethod
-    def without_lot(cls, letters: Set[int] = frozenset()) -> Settled:
+    def without_lot(cls, letters: Set[int]) -> Settled:
         """Return the settled messages of a task without a parking lot."""
         return cls(Lot(0), LotPlan(0, 0, 0, NO_BOUND), letters)
 
@@ -446,7 +446,7 @@ class Settled:
         """Read the parking lot ``parked`` from the end of its planned part to its current end, and ask the broker for dead letters.
 
         ``planned``: the queue offsets of the planned messages. No other process writes messages to the lot while the query holds the lock.
-        So the contents that this process has read are function_of, and the process's next task continues to read where this task stopped.
+        So the contents that this process has read are kept, and the process's next task continues to read where this task stopped.
         """
         name = (broker.identity, token.group, parked)
         epoch, lot = _LOTS.get(name, (-1, None))

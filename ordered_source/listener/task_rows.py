@@ -27,7 +27,7 @@ from orderedmq.schema import PRODUCER_SCHEMA
 from orderedmq.spark_support import concise
 from orderedmq.text import repaired
 
-log = logging.getLogger("orderedmq")
+logger = logging.getLogger("orderedmq")
 
 #: Required columns: the queue, offset, body and lock of a message.
 NEEDED: Final = ("topic", "broker_name", "queue_id", "queue_offset", "body", LOCK_TOKEN)
@@ -210,7 +210,7 @@ def _letter(queue: MessageQueue, message: Message, error: str, sent: Mapping[str
         texts=[fields[name] or "" for name in _TEXTS],
     )
     if names := left_out(own, properties):
-        log.warning(
+        logger.warning(
             "the dead letter of message %d of queue %s has no room for its properties %s, because all properties together may have %d "
             "bytes. A replay sends the message without them",
             message._offset,

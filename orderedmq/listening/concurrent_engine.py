@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from orderedmq.listening.engine import NO_LOT, Batch, Engine, LotView, Message, Outcome, Settings, in_company, outcomes
+from orderedmq.listening.engine import Batch, Engine, LotView, Message, Outcome, Settings, in_company, outcomes
 from orderedmq.listening.listener import Answer, ConsumeConcurrentlyContext, ConsumeConcurrentlyStatus, check_bounds
 from orderedmq.model import MessageQueue
 from orderedmq.parking import DELAY_LEVELS, FIRST_LEVEL
@@ -71,7 +71,7 @@ class ConcurrentEngine(Engine):
     Messages that an earlier attempt of this range has parked are among the lot's ``places``, and are not consumed again.
     """
 
-    def __init__(self, queue: MessageQueue, settings: ConcurrentSettings, now: float, lot: LotView = NO_LOT) -> None:
+    def __init__(self, queue: MessageQueue, settings: ConcurrentSettings, now: float, lot: LotView) -> None:
         super().__init__(queue, now, concurrency=settings.concurrency, pause=REFUSED_PAUSE)
         self.settings = settings
         self._places, self._capacity = lot.parked_offsets, lot.capacity

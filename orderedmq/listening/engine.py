@@ -245,9 +245,6 @@ class LotView(NamedTuple):
     attempted: Mapping[object, Sequence[int]] = NOTHING
 
 
-NO_LOT: Final = LotView()
-
-
 class Settings(ABC):
     """The settings of a listener. Each kind of listener has a subclass."""
 

@@ -33,7 +33,6 @@ from typing import ClassVar, Literal
 from orderedmq.conditions import OptionCondition
 from orderedmq.errors import OptionError
 from orderedmq.listening.engine import (
-    NO_LOT,
     Batch,
     Engine,
     KeyLane,
@@ -114,7 +113,7 @@ class OrderPerKey(Settings):
 class KeyEngine(Engine):
     """Passes one range of a queue to a listener, with order per key. The planned messages of the lot may be in any order."""
 
-    def __init__(self, queue: MessageQueue, settings: OrderPerKey, now: float, lot: LotView = NO_LOT) -> None:
+    def __init__(self, queue: MessageQueue, settings: OrderPerKey, now: float, lot: LotView) -> None:
         super().__init__(queue, now, concurrency=settings.concurrency, pause=settings.suspend_current_queue_time_millis)
         self.settings = settings
         self._capacity = lot.capacity

@@ -35,8 +35,8 @@ def offsets_to_json(offsets: OffsetMap) -> dict[str, dict[str, dict[str, int]]]:
     return out
 
 
-def offsets_from_json(value: Any, where: str, *, least: int = 0) -> dict[MessageQueue, int]:
-    """Return the offsets of a value made by ``offsets_to_json``. ``least`` is the lowest offset allowed.
+def offsets_from_json(value: Any, where: str) -> dict[MessageQueue, int]:
+    """Return the offsets of a value made by ``offsets_to_json``.
 
     Raises OffsetError INVALID, which names ``where`` (what the value is) and the bad entry.
     """
@@ -56,7 +56,7 @@ def offsets_from_json(value: Any, where: str, *, least: int = 0) -> dict[Message
             for queue_id, offset in queues.items():
                 if not (isinstance(queue_id, str) and queue_id.isascii() and queue_id.isdigit()):
                     raise fail(f"{queue_id!r} of topic {topic!r} is not a queue id")
-                if isinstance(offset, bool) or not isinstance(offset, int) or offset < least:
+                if isinstance(offset, bool) or not isinstance(offset, int) or offset < 0:
                     raise fail(f"queue {topic}/{broker}/{queue_id} has {offset!r}, which is not an offset")
                 out[MessageQueue(topic, broker, int(queue_id))] = offset
     return out
@@ -161,7 +161,7 @@ def ranges(start: Checkpoint, end: Checkpoint) -> dict[MessageQueue, OffsetRange
     return out
 
 
-def admit(backlog: Mapping[MessageQueue, int], limit: int, turn: int = 0) -> dict[MessageQueue, int]:
+def admit(backlog: Mapping[MessageQueue, int], limit: int, turn: int) -> dict[MessageQueue, int]:
     """Return each queue's share of ``limit`` messages, in proportion to the backlogs. The shares sum to min(limit, total).
 
     The shares begin with the ``turn``-th waiting queue, and the remainder is distributed round-robin in this order. So no queue starves

@@ -450,9 +450,7 @@ class RocketMQAdmin:
             if is_bookmark_group(name) and any(queue.topic == topic for queue in queues)
         ]
 
-    def _resize(
-        self, name: str, counts: Mapping[str, int], queues: int, already: int = 0, *, message_type: str | None = None
-    ) -> None:
+    def _resize(self, name: str, counts: Mapping[str, int], queues: int, already: int = 0, *, message_type: str | None) -> None:
         """Add queues to the brokers with the fewest queues until the total is ``queues``. Wait until the nameserver knows them."""
         grown = dict(counts)
         for _ in range(queues - already):

@@ -24,7 +24,7 @@ from orderedmq.java import Java, cache_folder, cached, find_java, set_interprete
 from orderedmq.spark_support import newest_java, require_release
 from orderedmq.startup.archive import archive_options
 
-log = logging.getLogger("orderedmq")
+logger = logging.getLogger("orderedmq")
 
 Builder = TypeVar("Builder")
 
@@ -56,7 +56,7 @@ def tuned(builder: Builder) -> Builder:
     options: dict[str, Any] = getattr(builder, "_options", {})
     reason = _too_late(options)
     if reason is not None:
-        log.info("orderedmq.tuned has no effect: %s", reason)
+        logger.info("orderedmq.tuned has no effect: %s", reason)
         return builder
     place = prepare(options)
     if place.home is not None:
@@ -76,7 +76,7 @@ def prepare(options: dict[str, Any]) -> Installation:
         return Installation(java, Path(os.environ["SPARK_HOME"]))
     spark = installed_spark()
     if spark is None:
-        log.info("SPARK_HOME stays unset: no installed PySpark contains Spark itself")
+        logger.info("SPARK_HOME stays unset: no installed PySpark contains Spark itself")
         return Installation(java, None)
     reason = _needs_zip(spark, options)
     try:
@@ -84,7 +84,7 @@ def prepare(options: dict[str, Any]) -> Installation:
     except OSError as error:
         home, reason = spark, str(error)
     if reason:
-        log.info("SPARK_HOME stays unset, so Spark's Python processes compile PySpark: %s", reason)
+        logger.info("SPARK_HOME stays unset, so Spark's Python processes compile PySpark: %s", reason)
     else:
         os.environ["SPARK_HOME"] = str(home)
     return Installation(java, home)
@@ -128,7 +128,9 @@ def _use_archive(java: Java, home: Path, options: dict[str, Any]) -> None:
         return
     java_options = archive_options(java, home)
     if java_options is None:
-        log.info("there is no archive of Spark's classes for this Java and this Spark. Run orderedmq spark prepare to make one")
+        logger.info(
+            "there is no archive of Spark's classes for this Java and this Spark. Run orderedmq spark prepare to make one"
+        )
     else:
         os.environ["SPARK_SUBMIT_OPTS"] = f"{given} {java_options}".strip()
 

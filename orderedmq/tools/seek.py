@@ -145,9 +145,7 @@ def parse_target(text: str, option: str) -> Target:
         ) from error
 
 
-def queues_to_seek(
-    broker: Broker, group: str, target: Target, topics: Sequence[str], *, new: bool = False
-) -> list[MessageQueue]:
+def queues_to_seek(broker: Broker, group: str, target: Target, topics: Sequence[str], *, new: bool) -> list[MessageQueue]:
     """Return the queues that JSON names; else all queues of ``topics``; else all queues of the topics in which the group has offsets.
 
     The last case leaves out the group's parking lots. ``new``: see `seek`. Raises GroupError MISSING; TopicError MISSING,

@@ -219,7 +219,7 @@ def test_a_lost_lock_waits_for_the_calls_under_way() -> None:
 
 
 def test_messages_out_of_order_are_refused() -> None:
-    engine = ConcurrentEngine(QUEUE, ConcurrentSettings(), 0.0)
+    engine = ConcurrentEngine(QUEUE, ConcurrentSettings(), 0.0, LotView())
     engine.add([Message(4, None)])
     with pytest.raises(ValueError, match="came after"):
         engine.add([Message(4, None)])

@@ -122,7 +122,7 @@ def test_a_task_continues_behind_a_hole_within_the_bounds(
         log = Holed(broker)
         groups, outbox, capabilities = broker.groups, broker.outbox, broker.capabilities
 
-    monkeypatch.setattr(partition_reader, "kept", lambda *_: Damaged)
+    monkeypatch.setattr(partition_reader, "cached", lambda *_: Damaged)
     options = SourceOptions(path="/nowhere", fail_on_data_loss=not accept, pull_batch_size=1000)
     part = QueuePartition("", QUEUE, 0, 10, None, broker.log.topic("orders").incarnation, streaming=False)
     found: list[int] = []

@@ -271,7 +271,7 @@ def _parse(text: bytes) -> list[tuple[bytes, bytes]] | None:
 
 
 def cut_by_template(
-    data: Bytes, begins: Int64s, ends: Int64s, names: Sequence[bytes], order: Int64s | None = None
+    data: Bytes, begins: Int64s, ends: Int64s, names: Sequence[bytes], order: Int64s | None
 ) -> dict[bytes, pa.Array] | None:
     """Return for each name its value in each ``data[begins[i]:ends[i]]``; null if a message has no such property.
 

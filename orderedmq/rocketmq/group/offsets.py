@@ -165,7 +165,7 @@ class GroupOffsets:
         """Set fences. Tokens with these or lower epochs become stale for every client that reads the fences. Skip deleted topics."""
         self._write_of_existing(group, {registers.fence(queue): epoch for queue, epoch in epochs.items()}, seconds)
 
-    def raise_fences(self, group: str, epochs: Mapping[MessageQueue, int], seconds: float = GROUP_TIMEOUT) -> None:
+    def raise_fences(self, group: str, epochs: Mapping[MessageQueue, int], seconds: float) -> None:
         """Like `fence`, but only for queues whose fence is lower."""
         fences = self.fences(group, list(epochs), seconds)
         self.fence(group, {queue: epoch for queue, epoch in epochs.items() if epoch > fences[queue]}, seconds)

@@ -88,7 +88,7 @@ class Fetch:
         known: Known,
         patience: float,
         offset: int,
-        matching: Filter | None = None,
+        matching: Filter | None,
     ) -> None:
         self._client = client
         self._queue = queue

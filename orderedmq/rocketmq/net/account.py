@@ -17,7 +17,7 @@ from orderedmq.errors import OrderedMQError, RocketMQError, RocketMQUnavailableE
 from orderedmq.rocketmq.wire import rights
 from orderedmq.secret_files import read_credentials
 
-log = logging.getLogger("orderedmq")
+logger = logging.getLogger("orderedmq")
 
 #: Seconds for which unchanged credentials are not read again because of a missing right. Every further request that needs the right is
 #: also refused and would otherwise cause a read. Another refusal, as of an account that has expired, always causes one.
@@ -61,7 +61,7 @@ class Account:
         except Exception as error:
             if self._current is None:
                 raise
-            log.warning("the credentials of an account could not be read again, so the previous ones stay in use: %s", error)
+            logger.warning("the credentials of an account could not be read again, so the previous ones stay in use: %s", error)
 
     def explain(self, error: OrderedMQError, used: Credentials | None) -> OrderedMQError:
         """Return ``error``. If it is a refusal of credentials that are no longer current, return a retriable error instead.

@@ -60,8 +60,8 @@ class Pending(Generic[T]):
         request: Request[T],
         opaque: int,
         deadline: float,
-        on_done: Callable[[Pending[T]], None] | None = None,
-        credentials: Credentials | None = None,
+        on_done: Callable[[Pending[T]], None] | None,
+        credentials: Credentials | None,
     ) -> None:
         """``credentials`` are those that sign the request."""
         self.request = request

@@ -16,11 +16,11 @@ from typing import Final, NoReturn, TypeVar
 
 from orderedmq.conditions import RocketMQCondition, UnavailableCondition
 from orderedmq.errors import OrderedMQError, RocketMQError, RocketMQUnavailableError, stays_here
-from orderedmq.rocketmq.net.account import NO_ACCOUNT, Account
+from orderedmq.rocketmq.net.account import Account
 from orderedmq.rocketmq.net.connection import Connection, PushHandler
 from orderedmq.rocketmq.net.deadline import CONNECT, leaves_attempt, seconds_to
 from orderedmq.rocketmq.net.lane import Lane
-from orderedmq.rocketmq.wire.namespaces import NO_NAMESPACES, Namespaces
+from orderedmq.rocketmq.wire.namespaces import Namespaces
 
 T = TypeVar("T", Connection, Lane)
 
@@ -73,10 +73,10 @@ class Endpoints:
         self,
         nameservers: tuple[str, ...],
         *,
-        account: Account = NO_ACCOUNT,
-        tls: ssl.SSLContext | None = None,
-        on_push: PushHandler | None = None,
-        names: Namespaces = NO_NAMESPACES,
+        account: Account,
+        tls: ssl.SSLContext | None,
+        on_push: PushHandler | None,
+        names: Namespaces,
     ) -> None:
         """``nameservers`` are used only for errors, whose advice differs between nameservers and brokers."""
         self.tls = tls

@@ -117,7 +117,7 @@ def count_contested(tokens: Sequence[Token]) -> dict[MessageQueue, dict[int, int
     return out
 
 
-def count_unmatched(tokens: Sequence[Token], settled: Sequence[QueueReport] = ()) -> dict[MessageQueue, int]:
+def count_unmatched(tokens: Sequence[Token], settled: Sequence[QueueReport]) -> dict[MessageQueue, int]:
     """Return, by queue, the number of messages that other runs of the batch sent and that match no row. ``settled``: see `judge`."""
     again = {report.queue for report in settled}
     there: dict[MessageQueue, int] = {}

@@ -47,7 +47,7 @@ from orderedmq.rocketmq.sink.staging import RocketMQStaging
 P = TypeVar("P")
 T = TypeVar("T")
 
-log = logging.getLogger("orderedmq")
+logger = logging.getLogger("orderedmq")
 
 #: Queues or brokers for which requests are sent in parallel.
 PARALLEL: Final = 16
@@ -215,7 +215,7 @@ def _warn(batch: SinkBatch, tokens: Sequence[Token], settled: Sequence[QueueRepo
     committed = {report.queue for token in tokens for report in token.reports if report.committed}
     for queue, extra in count_unmatched(tokens, settled).items():
         if queue not in committed:
-            log.warning(
+            logger.warning(
                 "queue %s has %d messages of batch %d that an earlier run sent and that match no row of the last run, because the query is "
                 "not deterministic. Readers see these messages",
                 queue,
@@ -225,7 +225,7 @@ def _warn(batch: SinkBatch, tokens: Sequence[Token], settled: Sequence[QueueRepo
     for token in tokens:
         for report in token.reports:
             if report.extra and not report.committed:
-                log.warning(
+                logger.warning(
                     "queue %s has %d messages of batch %d, partition %d, that an earlier attempt sent and that match no row of the last "
                     "one, because the query is not deterministic. Readers see these messages",
                     report.queue,
