@@ -27,7 +27,6 @@ from orderedmq.errors import RocketMQError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.broker import RocketMQBroker
 from orderedmq.rocketmq.group.offsets import GroupOffsets
-from orderedmq.rocketmq.local import probe
 from orderedmq.rocketmq.local.jars import DEFAULT_VERSION
 from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.rocketmq.net.client import Client
@@ -129,10 +128,6 @@ def test_unknown_accounts_are_refused_after_one_request(guarded: Cluster, creden
             assert "secret-of" not in str(caught.value)
             assert "not-the" not in str(caught.value)
             assert len(proxy.requests()) == number + 1
-
-
-def ask_route(guarded: Cluster, topic: str) -> bool:
-    return probe.ask(guarded.address, 105, {"topic": topic})[0] == 0
 
 
 # --- the documented table of rights

@@ -309,10 +309,3 @@ def test_a_reset_is_known_to_every_broker_behind_a_proxy(direct: Broker, through
     through.groups.unlock(new)
     again = locked(direct, "resetter", direct.groups.join("me"), queues)
     assert [token.reset for token in again] == [token.reset for token in new]
-
-
-def _has_route(address: str) -> bool:
-    try:
-        return ask(address, 105, {"topic": "SELF_TEST_TOPIC"})[0] == 0
-    except OSError:
-        return False
