@@ -466,18 +466,18 @@ class Settled:
         """Return the parking lot as the engine sees it. ``planned``: this micro-batch's messages from the lot, without settled ones."""
         lot, plan = self._lot, self._plan
         offsets = {key: parked.offsets for key, parked in lot.keys.items()}
-        waiting: Mapping[object, Sequence[int]] = {}
-        attempted: Mapping[object, Sequence[int]] = {}
+        parked_before: Mapping[object, Sequence[int]] = {}
+        in_range: Mapping[object, Sequence[int]] = {}
         if plan.begin < plan.end:
             # The plan includes all messages that were in the lot when it was made. An earlier attempt at
             # this range has parked the messages that were added after the plan.
-            attempted = offsets
+            in_range = offsets
         elif lot.max_offset < plan.q_begin:
-            waiting = offsets
+            parked_before = offsets
         else:
-            waiting = _chosen(offsets, lambda offset: offset < plan.q_begin)
-            attempted = _chosen(offsets, lambda offset: offset >= plan.q_begin)
-        return LotView(plan.capacity, planned, lot.places, waiting, attempted)
+            parked_before = _chosen(offsets, lambda offset: offset < plan.q_begin)
+            in_range = _chosen(offsets, lambda offset: offset >= plan.q_begin)
+        return LotView(plan.capacity, planned, lot.places, parked_before, in_range)
 
     def divide(self, messages: list[Message]) -> tuple[list[Message], list[Outcome]]:
         """Return the messages of the task that have to be processed, and the outcomes of the settled messages.

@@ -234,7 +234,7 @@ class LotView(NamedTuple):
 
     ``capacity``: the maximum number of messages in the lot. ``planned``: the parked messages that belong to this micro-batch. The other
     fields describe all other parked messages by their offsets in the queue. ``parked_offsets``: these offsets. ``parked_before``: for
-    each key, the offsets of messages that were parked before this range. ``attempted``: for each key, the offsets of messages that an
+    each key, the offsets of messages that were parked before this range. ``parked_in_range``: for each key, the offsets of messages that an
     earlier run of this range parked. The keys are made by `parking.lane_key`.
     """
 
@@ -242,7 +242,7 @@ class LotView(NamedTuple):
     planned: Sequence[Message] = ()
     parked_offsets: Collection[int] = ()
     parked_before: Mapping[object, Sequence[int]] = NOTHING
-    attempted: Mapping[object, Sequence[int]] = NOTHING
+    parked_in_range: Mapping[object, Sequence[int]] = NOTHING
 
 
 class Settings(ABC):
@@ -295,7 +295,7 @@ class Engine(ABC):
         self._not_before = 0.0
         #: When the broker began to refuse writes; None if it carried out the last one.
         self._refused_since: float | None = None
-        self._ask, self._last_lock = True, now
+        self._check_due, self._last_lock = True, now
         self._closed = self._lost = False
 
     # -- messages come in
@@ -327,7 +327,7 @@ class Engine(ABC):
         if self._pending is not None:
             return self._pending
         self._resume(now)
-        if self._ask or now - self._last_lock >= HOLDER_TRUST:
+        if self._check_due or now - self._last_lock >= HOLDER_TRUST:
             self._pending = CheckLock()
             return self._pending
         if now >= self._not_before:
@@ -452,7 +452,7 @@ class Engine(ABC):
             raise error
         self._warn(f"{error.message}. The task tries again for up to {REFUSED_PATIENCE:g} s")
         self._not_before = now + suspend_seconds(-1, self._pause)
-        self._ask = True
+        self._check_due = True
 
     def lock(self, held: bool, now: float) -> None:
         """Record whether the query still holds the queue's lock. The caller may also call this without the action `CheckLock`."""
@@ -462,13 +462,13 @@ class Engine(ABC):
         self._last_lock = now
         if isinstance(self._pending, CheckLock):
             self._pending = None
-            self._ask = False
+            self._check_due = False
 
     # -- inside
 
     def _tried_again(self, now: float) -> None:
         """Record that a message goes to the listener again. Request a check of the lock unless the last check was just before."""
-        self._ask |= now - self._last_lock > RETRY_TRUST
+        self._check_due |= now - self._last_lock > RETRY_TRUST
 
     def _accepted(self, batch: Batch, context: object, success: bool) -> int | None:
         """Return how many messages at the beginning of a batch an orderly listener has accepted. The next message has failed.

@@ -118,14 +118,14 @@ class KeyEngine(Engine):
         self.settings = settings
         self._capacity = lot.capacity
         #: Free places in the lot. Messages in it that do not belong to this micro-batch also take up places.
-        self._room = lot.capacity - sum(map(len, lot.parked_before.values())) - sum(map(len, lot.attempted.values()))
+        self._room = lot.capacity - sum(map(len, lot.parked_before.values())) - sum(map(len, lot.parked_in_range.values()))
         self._lanes: dict[object, KeyLane] = {}
         #: Lanes whose messages may go to the listener now, and suspended lanes with the time at which they are tried again.
         self._ready: deque[KeyLane] = deque()
         self._suspended: list[tuple[float, int, KeyLane]] = []
         self._entered = 0
         self._began = now
-        self._waiting, self._attempted = lot.parked_before, lot.attempted
+        self._parked_before, self._parked_in_range = lot.parked_before, lot.parked_in_range
         headed: set[object] = set()
         for message in sorted(lot.planned, key=lambda one: one._offset):
             lane = self._lane(lane_key(message._key, message._offset))
@@ -231,8 +231,8 @@ class KeyEngine(Engine):
         lane = self._lanes.get(key)
         if lane is None:
             lane = self._lanes[key] = KeyLane(key)
-            if key in self._waiting or key in self._attempted:
-                lane.parked_offsets = {*self._waiting.get(key, ()), *self._attempted.get(key, ())}
+            if key in self._parked_before or key in self._parked_in_range:
+                lane.parked_offsets = {*self._parked_before.get(key, ()), *self._parked_in_range.get(key, ())}
                 lane.diverted_from = min(lane.parked_offsets)
         return lane
 

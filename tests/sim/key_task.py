@@ -216,12 +216,12 @@ class KeyTask(Task):
         )
         self.behind = set(behind.places)
         view = self.settled.view()
-        reached["repeated after parking"] += bool(view.attempted)
+        reached["repeated after parking"] += bool(view.parked_in_range)
         reached["order carried out"] += planned.commanded
         if self.world.trace is not None:
             places = [(one.place, one.offset if one.ticket else one.command) for one in lots.entries.get(parked, ())]
             self.world.note(
-                f"{self}: attempt {self.attempts}, waiting {view.parked_before}, attempted {view.attempted}, the lot {places}"
+                f"{self}: attempt {self.attempts}, waiting {view.parked_before}, attempted {view.parked_in_range}, the lot {places}"
             )
         messages = self._planned(planned)
         last: dict[object, int] = {}

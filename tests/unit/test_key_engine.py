@@ -196,7 +196,7 @@ def test_does_not_park_a_message_twice_and_gives_only_a_failed_one_a_new_time() 
 def test_puts_a_failed_message_before_a_parked_one_of_its_key_aside(attempts: int) -> None:
     """An earlier attempt has parked messages 2 and 4, or a seek back kept them parked. Messages 0 and 1 were never decided."""
     settings = OrderPerKey(in_batch_attempts=1, max_reconsume_times=2)
-    made = KeyEngine(QUEUE, settings, 0.0, LotView(attempted={"a": [2, 4]}))
+    made = KeyEngine(QUEUE, settings, 0.0, LotView(parked_in_range={"a": [2, 4]}))
     made.add(message(offset, "a", attempts=attempts if offset == 0 else 0) for offset in range(6))
     outcomes = drained(made, lambda _: SUSPEND)
     assert {outcome.begin: outcome.status for outcome in outcomes} == {
