@@ -64,6 +64,14 @@ def test_a_hand_over_takes_the_companion_along() -> None:
     made._check()
 
 
+@pytest.mark.holds("lot follows its queue")
+@pytest.mark.parametrize("stale", [token(Q[0]), parked(token(Q[0]))], ids=["leader", "companion"])
+def test_a_queue_and_its_companion_are_lost_together(stale: LockToken) -> None:
+    made = began()
+    assert made.lost([stale]) == [Q[0]]
+    assert sorted(made.owned) == [P[1], Q[1]]
+
+
 def test_a_replay_repeats_the_companions_range_with_its_leaders() -> None:
     start = Checkpoint("owner", dict.fromkeys([*Q, *P], 0), {}, dict.fromkeys([*Q, *P], 1))
     end = Checkpoint("owner", {Q[0]: 4, Q[1]: 0, P[0]: 3, P[1]: 0}, {}, dict.fromkeys([*Q, *P], 1))

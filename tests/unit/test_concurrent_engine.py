@@ -157,6 +157,11 @@ def test_after_its_retries_a_message_is_a_dead_letter(most: int, retried: int, l
     assert made.letters == [7] * letter
 
 
+def test_a_level_below_zero_makes_dead_letters_of_messages_that_are_not_done() -> None:
+    made = task(lambda batch: (SUCCESS, 0, -1), consume_message_batch_max_size=3)
+    assert told(made.run(3)) == [(0, "SUCCESS", 1), (1, "DEAD_LETTER", 1), (2, "DEAD_LETTER", 1)]
+
+
 @pytest.mark.holds("own failure")
 @pytest.mark.parametrize(("ack_index", "retries"), [(ALL, 0), (ALL, 1), (0, 0), (-1, 0)])
 def test_makes_no_dead_letter_of_a_message_whose_batch_failed(ack_index: int, retries: int) -> None:

@@ -122,6 +122,12 @@ def test_a_batch_that_fails_after_its_time_is_divided_before_its_key_is_parked()
     assert told(drained(made, listener)) == [(0, "SUCCESS"), (1, "PARKED"), (2, "PARKED")]
 
 
+def test_with_minus_one_no_message_is_ever_a_dead_letter() -> None:
+    lot = LotView(planned=[message(7, "a", attempts=10**6)])
+    made = KeyEngine(QUEUE, OrderPerKey(max_reconsume_times=-1), 0.0, lot)
+    assert told(drained(made, lambda batch: SUSPEND)) == [(7, "PARKED")]
+
+
 def test_a_full_lot_is_a_warning_and_the_key_is_tried_again() -> None:
     tries = Counter[int]()
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import pytest
+
 from orderedmq.model import MessageQueue
 from orderedmq.ownership import lock as rules
 from orderedmq.ownership.lock import ClientIdentity, Instant, LockToken, QueueLock
@@ -90,6 +92,11 @@ def test_a_lock_is_held_at_sixty_seconds_and_taken_over_after():
     taken = ask(lock, B1, 60.000001, 2, unasked)
     assert taken is not None
     assert taken.owner == "b"
+
+
+@pytest.mark.holds("former run")
+def test_another_living_run_of_the_owner_is_refused():
+    assert ask(granted(), A2, 1.0, 2) is None
 
 
 def test_a_lock_of_an_earlier_boot_is_expired_at_any_time():

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from orderedmq.errors import MessageError
 from orderedmq.model import MAX_BODY_BYTES, MAX_PROPERTIES_BYTES, RESERVED_PROPERTIES, MessageQueue, is_reserved
-from orderedmq.rocketmq.append.broker_port import send_request
+from orderedmq.rocketmq.append.broker_port import fifo_packing, send_request
 from orderedmq.rocketmq.codec import encode as module
 from orderedmq.rocketmq.codec.encode import Packing, SendBody, Stamp, encode
 from orderedmq.rocketmq.codec.stored_message import BROKERS_SHARE, MAX_SENT_BYTES, parse_batch, parse_properties
@@ -318,3 +318,8 @@ def test_a_fifo_batch_has_the_key_of_its_first_row_in_its_envelope_and_each_row_
     alone = list(encode(rows, unique(3), "q", packing=Packing.ALONE))
     assert [(request.rows, request.envelope) for request in alone] == [(1, "")] * 3
     assert [properties["__SHARDINGKEY"] for _, properties in read(alone)] == ["k1", "k2", "k3"]
+
+
+def test_a_broker_before_5_4_gets_the_rows_of_a_fifo_topic_one_by_one() -> None:
+    """It would replace the key of each row by that of the envelope."""
+    assert [fifo_packing(version) for version in (492, 493)] == [Packing.ALONE, Packing.FIFO_BATCH]

@@ -390,6 +390,13 @@ def test_a_form_of_another_site_changes_nothing(
 
 
 @pytest.mark.holds("web page guarded")
+@pytest.mark.parametrize(("site", "status"), [("cross-site", 403), ("same-site", 403), ("same-origin", 303)])
+def test_a_form_without_an_origin_is_refused_if_its_browser_names_another_site(mending: Served, site: str, status: int) -> None:
+    body = f"all=yes&mark={mending.rules.mark}"
+    assert mending.ask("POST", f"/groups/{GROUP}/dead/replay", body, {"sec-fetch-site": site}).status == status
+
+
+@pytest.mark.holds("web page guarded")
 def test_another_name_of_this_machine_is_refused_on_loopback(still: Served) -> None:
     for host in ("evil.example", f"evil.example:{still.port}", "", "127.0.0.1.evil.example", "[::1"):
         assert still.ask("GET", "/", None, {"host": host}).status == 421, host
