@@ -36,6 +36,8 @@ class Await:
         self.begun: list[str] = []
         self.under_way: set[str] = set()
         self.cut_off: list[str] = []
+        self.cleaning_up: set[str] = set()
+        self.clean_up = 0.02
         self.most = 0
         self.threads: set[int] = set()
         #: The action of a call, by key. By default, a call awaits `go`.
@@ -57,7 +59,8 @@ class Await:
             return SUCCESS
         except asyncio.CancelledError:
             # The clean-up of a cancelled call takes some time.
-            await asyncio.sleep(0.02)
+            self.cleaning_up.add(key)
+            await asyncio.sleep(self.clean_up)
             self.cut_off.append(key)
             raise
         finally:
@@ -134,6 +137,7 @@ def test_a_lost_lock_is_noticed_while_all_calls_await(rig: Rig, monkeypatch: pyt
 def test_a_closed_task_cancels_its_calls_and_frees_the_loop(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_task, "GIVE_TOGETHER", 1)
     listener = Await()
+    listener.clean_up = 0.2
 
     async def first() -> Any:
         while len(listener.under_way) < 3:
@@ -145,11 +149,12 @@ def test_a_closed_task_cancels_its_calls_and_frees_the_loop(rig: Rig, monkeypatc
     task = rig.task(by_key(listener, concurrency=3))
     next(task)
     task.close()  # type: ignore[attr-defined]
-    until(lambda: {*listener.cut_off, "first"} == {*listener.begun}, "the calls are cut off")
+    until(lambda: {*listener.cleaning_up, "first"} == {*listener.begun}, "the calls are cancelled")
     assert len(listener.begun) > 2
     listener.going.set()
     listener.acts.clear()
-    assert len(rig.run(by_key(listener, concurrency=3))) == 5
+    # A call of a key would fail if the cancelled call of this key still ran.
+    assert {row[1:3] for row in rig.run(by_key(listener, concurrency=3))} == {("SUCCESS", 1)}
 
 
 def test_retries_a_call_whose_awaited_task_was_cancelled(rig: Rig) -> None:

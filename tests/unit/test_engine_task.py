@@ -664,24 +664,3 @@ def test_a_repeat_without_order_does_not_consume_what_its_first_attempt_parked(r
     ]
     assert rig.run(rig.concurrently(never)) == [(0, "PARKED", 0, None), (1, "PARKED", 0, None)]
     assert rig.lying() == {0: [0], 1: [1]}
-
-
-def test_without_order_each_message_of_a_key_is_due_at_its_own_time(rig: Rig) -> None:
-    def listen(messages: Sequence[Any], context: ConsumeConcurrentlyContext) -> Any:
-        context.delay_level_when_next_consume = 18 if messages[0].queue_offset == 0 else 2
-        return LATER
-
-    rig.send("a", "a")
-    assert rig.run(rig.concurrently(listen)) == [(0, "PARKED", 1, 7200), (1, "PARKED", 1, 5)]
-    lot = Lot(0)
-    pulls.read_lot(rig.broker.log, lot, LOT, 2)
-    assert lot.next_due() == int((rig.now + 5) * 1000)
-    rig.now += 5
-    rig.broker.admin.command_parked("g", QUEUE, [Command("retry", "a")])
-    done = rig.concurrently(lambda messages, context: DONE)
-    assert rig.run(done, planned=True) == [(1, "SUCCESS", 2, None), (0, "PARKED", 1, 7195)]
-    # The command finds the messages by their key.
-    [one] = parked.parked_keys(rig.broker, "g")
-    assert (one.key, one.offset, one.messages) == ("a", 0, 1)
-    parked.give(rig.broker, "g", "retry", parked.chosen("g", [one], ["a"], [], everything=False))
-    assert rig.run(done, planned=True) == [(0, "SUCCESS", 2, None)]

@@ -77,31 +77,3 @@ def test_pyspark_and_what_mapinarrow_needs_come_with_the_extra_spark_alone() -> 
         requirement.name for requirement in needed if requirement.marker and requirement.marker.evaluate({"extra": "spark"})
     }
     assert extra == {"pyspark", "pandas"}
-
-
-def test_only_the_group_session_changes_the_state_of_a_querys_owner() -> None:
-    #: Other objects also have methods with these names, so the object's name is also checked. Methods in ``own`` exist only in Owner.
-    shared = {"boundary", "lost", "drop", "enter", "backlog", "skip", "plan", "replay", "found", "commit", "place", "repeat"}
-    shared.add("give_up")
-    own = {"locked", "assume", "roll_back"}
-    found = []
-    for name, path in MODULES.items():
-        if not inside(name, ("ordered_source",)) or name == "ordered_source.group_session":
-            continue
-        for node in ast.walk(ast.parse(path.read_text())):
-            changed: list[ast.expr] = []
-            match node:
-                case ast.Call(func=ast.Attribute(value=owner, attr=attr)) if attr in shared:
-                    changed = [owner]
-                case ast.Call(func=ast.Attribute(value=owner, attr=attr)) if attr in own and "session" not in ast.unparse(
-                    owner
-                ):
-                    found.append(f"{name}: {ast.unparse(node)}")
-                case ast.Assign(targets=targets) | ast.Delete(targets=targets):
-                    changed = [target.value for target in targets if isinstance(target, ast.Attribute | ast.Subscript)]
-                case ast.AugAssign(target=target) | ast.AnnAssign(target=target):
-                    changed = [target.value] if isinstance(target, ast.Attribute | ast.Subscript) else []
-            names = {ast.unparse(one).rpartition(".")[2] for one in changed}
-            if names & {"owner", "_owner", "owned", "leader"}:
-                found.append(f"{name}: {ast.unparse(node)}")
-    assert found == []

@@ -139,6 +139,9 @@ def test_a_full_lot_is_a_warning_and_the_key_is_tried_again() -> None:
     assert told(drained(made, listener)) == [(0, "SUCCESS"), (1, "SUCCESS")]
     [warning] = made.warnings
     assert "full" in warning
+    assert {status for _, status in told(drained(engine("a", "a", in_batch_attempts=2, capacity=2), lambda _: SUSPEND))} == {
+        "PARKED"
+    }
 
 
 def test_after_its_time_a_range_parks_the_first_failure() -> None:

@@ -26,7 +26,6 @@ from orderedmq.routing.selector import Keying
 from orderedmq.rows.dead_letters import REPLAYS, dead_letter_properties
 from orderedmq.schema import PRODUCER_SCHEMA
 from orderedmq.tools import dead_letters
-from orderedmq.tools.browse import rows_of
 from orderedmq.tools.replay import _choose_queues
 from orderedmq.tools.seek import parse_target, resolve
 from tests.command import Run, bodies
@@ -196,26 +195,6 @@ def test_a_replay_is_refused_if_the_group_is_beyond_the_end_of_the_letters(run: 
     assert dead_letters.count(broker, "g") == dead_letters.LetterCount(stored=5, waiting=2, written=5)
     assert run("dlq", "replay", "g", "--all")[0]["replayed"] == 2
     assert sorted(sent(broker)) == ["1", "2", "2", "3", "4", "5"]
-
-
-@pytest.mark.holds("same key, same queue")
-def test_letters_of_a_key_are_in_one_queue_if_the_topic_grows_before_the_replay_sends(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    give_up(broker, [(f"{number}", f"key-{number}", "Error") for number in range(20)])
-    renew = broker.groups.renew
-
-    def growing(tokens: Sequence[LockToken]) -> list[LockToken]:
-        broker.admin.add_queues("b", 8)
-        return renew(tokens)
-
-    monkeypatch.setattr(broker.groups, "renew", growing)
-    orderedmq.replay_dead_letters(broker, "g", to_topic="b", sharding_key_type="text")
-    ends = broker.log.bounds(broker.log.queues("b"))
-    letters = {row["sharding_key"]: queue for queue, at in ends.items() for row in rows_of(broker.log, queue, 0, at.max_offset)}
-    keys = pa.array(sorted(letters))
-    assert len(letters) == 20
-    assert [letters[key].queue_id for key in keys.to_pylist()] == Keying().queues_of(keys, 8, "").tolist()
 
 
 # -- quarantine

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from orderedmq.errors import MessageError, SchemaError
 from orderedmq.routing.selector import ModSelector, keyed, selector
-from orderedmq.routing.sharding_key import GivenKeyType, HashedKeys, HashedNumbers, hashed_keys, key_hash64, key_type
+from orderedmq.routing.sharding_key import GivenKeyType, HashedKeys, HashedNumbers, hashed_keys, key_hash64
 
 INTS = st.integers(-(2**31), 2**31 - 1)
 LONGS = st.integers(-(2**63), 2**63 - 1)
@@ -68,29 +68,6 @@ def test_an_int_is_its_own_hash(keys):
     hashed = hashed_keys(pa.array(keys, pa.int32()), "auto", "t")
     assert hashed.java.tolist() == [key or 0 for key in keys] == hashed_keys(hashed.keys, "int", "t").java.tolist()
     assert hashed.java.dtype == np.int32
-
-
-@pytest.mark.parametrize(
-    ("column", "kind"),
-    [
-        (pa.int8(), "int"),
-        (pa.int16(), "int"),
-        (pa.int32(), "int"),
-        (pa.uint16(), "int"),
-        (pa.uint32(), "long"),
-        (pa.int64(), "long"),
-        (pa.uint64(), "long"),
-        (pa.string(), "text"),
-        (pa.binary(), "text"),
-        (pa.large_binary(), "text"),
-        (pa.binary_view(), "text"),
-        (pa.null(), "text"),
-        (pa.dictionary(pa.int8(), pa.string()), "text"),
-    ],
-)
-def test_the_columns_type_says_what_java_would_hash(column, kind):
-    assert key_type(column) == kind
-    assert key_type(column, "long") == "long"
 
 
 @pytest.mark.parametrize("column", [pa.float64(), pa.bool_(), pa.date32(), pa.decimal128(10, 0), pa.list_(pa.int8())])

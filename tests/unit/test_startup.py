@@ -100,19 +100,6 @@ def test_keeps_the_settings_of_the_user(cache: Path, tmp_path: Path, monkeypatch
     assert os.environ["SPARK_SUBMIT_OPTS"].startswith(f"-Dmine=1 -XX:SharedArchiveFile={made} ")
 
 
-@pytest.mark.parametrize("place", ["SPARK_SUBMIT_OPTS", "driver_extraJavaOptions", "driver_defaultJavaOptions"])
-def test_class_data_sharing_of_the_users_own_stays(cache: Path, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    options = {"master": "local"}
-    if place in SETTINGS:
-        monkeypatch.setenv(place, "-Xshare:off")
-    else:
-        options[place] = "-XX:SharedArchiveFile=/mine.jsa"
-    orderedmq.tuned(Builder(master="local"))
-    an_archive(cache, Path(os.environ["SPARK_HOME"]))
-    orderedmq.tuned(Builder(**options))
-    assert os.environ.get("SPARK_SUBMIT_OPTS") in (None, "-Xshare:off")
-
-
 @pytest.mark.parametrize(
     ("environment", "options", "said"),
     [

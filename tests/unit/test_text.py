@@ -10,10 +10,12 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 import orderedmq
 from ordered_source.listener.task_rows import Columns, Rows
 from orderedmq.broker import Broker
+from orderedmq.cli import app
 from orderedmq.errors import SchemaError
 from orderedmq.listening.engine import Message
 from orderedmq.model import MAX_OFFSET, MessageQueue
@@ -199,6 +201,12 @@ def test_a_store_is_read_and_its_messages_are_counted(broker: Broker, caplog: py
     found, end = broker.log.pull_matching(QUEUE, 0, 10, 1 << 20, ("queue_offset",), Filter(tags=("\ufffd",)))
     assert (found.column(0).to_pylist(), end) == ([1], 3)
     assert broker.log.pull(QUEUE, 1, 1, 1 << 20, ("sharding_key",)).column(0).to_pylist() == [SHOWN]
+
+
+@pytest.mark.parametrize("name", ["--key", "--tags"])
+def test_produce_refuses_an_option_that_is_not_utf_8(broker: Broker, tmp_path: Path, name: str) -> None:
+    done = CliRunner().invoke(app, ["--path", str(tmp_path / "store"), "produce", "in", name, "\udcff"])
+    assert (done.exit_code, "OPTION.INVALID" in done.stderr) == (2, True), done.output
 
 
 # -- the listener

@@ -10,7 +10,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -471,17 +470,6 @@ def test_another_address_needs_a_token_that_is_long_enough(tmp_path: Path) -> No
 )
 def test_the_address_that_is_printed_can_be_opened(host: str, url: str) -> None:
     assert url_of(host, 1) == url
-
-
-def test_without_its_packages_the_command_says_what_to_install(tmp_path: Path) -> None:
-    code = "import sys; sys.modules['starlette'] = None; from orderedmq.cli import app; app()"
-    done = subprocess.run(
-        [sys.executable, "-c", code, "ui", "--path", str(tmp_path)], capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 2
-    assert done.stderr == (
-        "orderedmq: [ORDEREDMQ_OPTION.MISSING] orderedmq ui needs the package starlette. Run pip install 'orderedmq[ui]'\n"
-    )
 
 
 def test_the_command_serves_until_ctrl_c_and_tells_of_changes_but_of_no_address(shop: Shop, tmp_path: Path) -> None:
