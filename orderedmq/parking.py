@@ -44,8 +44,8 @@ from orderedmq.model import (
     is_parked,
 )
 from orderedmq.ownership.lock import LockToken
-from orderedmq.rows.dead_letters import MAX_ERROR_BYTES, clip
 from orderedmq.schema import MESSAGE_SCHEMA, PRODUCER_COLUMNS, PRODUCER_SCHEMA, PROPERTIES_TYPE
+from orderedmq.text import MAX_ERROR_BYTES, clip
 
 #: The due time of a message that is due as soon as no older message of its key is parked.
 AT_ONCE: Final = 0

@@ -2,7 +2,7 @@
 
 Rules: bytes become the text that Java reads (``new String(bytes, UTF_8)``), with U+FFFD for each malformed sequence. So a
 column shows the text that Java's consumers see, a key chooses the same queue as in Java, and a message that is written again is the
-same that Java would write. Bodies are bytes and stay unchanged.
+same that Java would write. Bodies are bytes and stay unchanged. `clip` makes an error's text fit into a property.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ Int64s = npt.NDArray[np.int64]
 
 #: The text columns of a message that a producer sets.
 TEXTS: Final = ("tags", "keys", "sharding_key", "properties")
+#: Maximum bytes of an error's text. The rest is cut off.
+MAX_ERROR_BYTES: Final = 4096
 #: The greatest offset in a column whose offsets have 32 bits.
 _MOST_BYTES: Final = 2**31 - 1
 #: A UTF-16 surrogate encoded like UTF-8, complete or truncated. Java counts it as one malformed sequence, Python as two or three.
@@ -51,6 +53,16 @@ def text_of(data: bytes) -> str:
         return data.decode()
     except UnicodeDecodeError:
         return _SURROGATE.sub(_REPLACEMENT, data).decode(errors="replace")
+
+
+def clip(text: str, limit: int) -> str:
+    """Return at most ``limit`` bytes of a text, in a form that a property can hold.
+
+    The characters 0 to 2 become spaces, because RocketMQ separates properties by 1 and 2. Surrogates are replaced, because UTF-8 has
+    none.
+    """
+    plain = text.translate({0: " ", 1: " ", 2: " "}).encode("utf-8", "replace")
+    return plain[: max(limit, 0)].decode("utf-8", "ignore")
 
 
 def repaired(column: pa.Array) -> tuple[pa.Array, Int64s]:

@@ -23,7 +23,7 @@ from orderedmq.listening.engine import Batch, Engine, LotView, Message, Outcome,
 from orderedmq.listening.listener import Answer, ConsumeConcurrentlyContext, ConsumeConcurrentlyStatus, check_bounds
 from orderedmq.model import MessageQueue
 from orderedmq.parking import DELAY_LEVELS, FIRST_LEVEL
-from orderedmq.rows.dead_letters import MAX_ERROR_BYTES, clip
+from orderedmq.text import MAX_ERROR_BYTES, clip
 
 #: Seconds after which a message that could not be parked goes to the listener again (Java: submitConsumeRequestLater).
 LATER: Final = 5.0

@@ -55,7 +55,7 @@ from orderedmq.listening.listener import (
 )
 from orderedmq.model import MessageQueue
 from orderedmq.parking import lane_key
-from orderedmq.rows.dead_letters import MAX_ERROR_BYTES, clip
+from orderedmq.text import MAX_ERROR_BYTES, clip
 
 OnExhausted = Literal["dead_letter", "hold"]
 

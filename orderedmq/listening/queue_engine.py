@@ -69,7 +69,7 @@ from orderedmq.listening.listener import (
     suspend_seconds,
 )
 from orderedmq.model import MessageQueue
-from orderedmq.rows.dead_letters import MAX_ERROR_BYTES, clip
+from orderedmq.text import MAX_ERROR_BYTES, clip
 
 
 @dataclass(frozen=True)

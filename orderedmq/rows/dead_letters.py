@@ -8,6 +8,7 @@ from typing import Final
 from orderedmq.conditions import GroupCondition
 from orderedmq.errors import GroupError
 from orderedmq.model import DEAD_LETTER_PREFIX, MAX_NAME_LENGTH, MAX_PROPERTIES_BYTES, MessageQueue, is_reserved
+from orderedmq.text import MAX_ERROR_BYTES, clip
 
 #: Properties that name a dead letter's origin, under RocketMQ's names (MessageConst), or under this package's where RocketMQ has none.
 REAL_TOPIC: Final = "REAL_TOPIC"
@@ -20,8 +21,6 @@ ERROR: Final = "ORDEREDMQ_ERROR"
 #: How often each group's replays have sent the message, such as "billing=2,shipping=1". Unlike the other properties, this one belongs to
 #: the message itself: a replay sends it with the message, and a later dead letter of that message has it again.
 REPLAYS: Final = "ORDEREDMQ_REPLAYS"
-#: Maximum bytes of an error's text. The rest is cut off.
-MAX_ERROR_BYTES: Final = 4096
 #: Bytes that are added to a letter's properties later: a RocketMQ broker's share (256), UNIQ_KEY (42), and the names and values of
 #: RETRY_TOPIC, DLQ_ORIGIN_TOPIC and DLQ_ORIGIN_MESSAGE_ID without the message's id (308).
 _SPARE_BYTES: Final = 606
@@ -31,16 +30,6 @@ _LONGEST_NAME: Final = 15
 _NOTE_BYTES: Final = 512
 #: Maximum digits of a number of replays. This package does not write longer numbers.
 _MAX_DIGITS: Final = 9
-
-
-def clip(text: str, limit: int) -> str:
-    """Return at most ``limit`` bytes of a text, in a form that a property can hold.
-
-    The characters 0 to 2 become spaces, because RocketMQ separates properties by 1 and 2. Surrogates are replaced, because UTF-8 has
-    none.
-    """
-    plain = text.translate({0: " ", 1: " ", 2: " "}).encode("utf-8", "replace")
-    return plain[: max(limit, 0)].decode("utf-8", "ignore")
 
 
 def dead_letter_topic(group: str) -> str:

@@ -8,13 +8,8 @@ import pytest
 
 from orderedmq.listening.listener import Caller, ConsumeOrderlyContext, ConsumeOrderlyStatus
 from orderedmq.model import MAX_PROPERTIES_BYTES, MessageQueue
-from orderedmq.rows.dead_letters import (
-    MAX_ERROR_BYTES,
-    REPLAYS,
-    dead_letter_properties,
-    replayed_once_more,
-    replays,
-)
+from orderedmq.rows.dead_letters import REPLAYS, dead_letter_properties, replayed_once_more, replays
+from orderedmq.text import MAX_ERROR_BYTES
 
 SUCCESS = ConsumeOrderlyStatus.SUCCESS
 QUEUE = MessageQueue("orders", "embedded", 3)

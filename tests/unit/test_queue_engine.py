@@ -31,7 +31,7 @@ from orderedmq.listening.engine import (
 from orderedmq.listening.listener import ALL, Answer, ConsumeOrderlyContext, ConsumeOrderlyStatus, suspend_seconds
 from orderedmq.listening.queue_engine import OrderPerQueue, QueueEngine
 from orderedmq.model import MessageQueue
-from orderedmq.rows.dead_letters import MAX_ERROR_BYTES, clip
+from orderedmq.text import MAX_ERROR_BYTES, clip
 from tests.engine_messages import FULL, message
 
 SUCCESS = ConsumeOrderlyStatus.SUCCESS

@@ -47,8 +47,8 @@ from orderedmq.rocketmq.net import checks
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.deadline import REQUEST_TIMEOUT, Deadline
 from orderedmq.rocketmq.wire import admin_requests, rights
-from orderedmq.rows.dead_letters import clip
 from orderedmq.schema import PROPERTIES_TYPE, concat_batches
+from orderedmq.text import clip
 
 #: Seconds for creating lots at other brokers. These brokers may be away, and their lots are not needed now.
 _OTHERS_TIMEOUT: Final = 2.0
