@@ -238,14 +238,13 @@ def test_a_groups_offset_of_the_former_topic_is_not_followed(rig: Rig) -> None:
     assert rig.out() == [*range(20), *range(1000, 1100)]
 
 
-@pytest.mark.parametrize("routed", [False, True])
 @pytest.mark.parametrize("accepted", [False, True])
 def test_a_topic_that_is_deleted_before_its_offset_is_committed_is_a_loss_of_data(
-    rig: Rig, accepted: bool, routed: bool, monkeypatch: pytest.MonkeyPatch
+    rig: Rig, accepted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The query has just listed its topics, so it does not notice the deletion. It must still commit the other topic's offset.
 
-    ``routed``: the nameserver still knows the topic, as in the middle of a deletion, and the broker refuses the commit.
+    The nameserver still knows the topic, as in the middle of a deletion, and the broker refuses the commit.
     """
     monkeypatch.setattr(topic_watch, "LISTING_INTERVAL", 600.0)
     rig.topic()
@@ -268,19 +267,15 @@ def test_a_topic_that_is_deleted_before_its_offset_is_committed_is_a_loss_of_dat
             "the new messages are seen",
         )
         rig.broker.log.append({kept: row})
-        if routed:
-            with Client(rig.cluster.address) as client:
-                delete_at_broker(client, rig.cluster.broker.address, rig.source)
-        else:
-            rig.broker.admin.delete_topic(rig.source)
+        with Client(rig.cluster.address) as client:
+            delete_at_broker(client, rig.cluster.broker.address, rig.source)
         with contextlib.nullcontext() if accepted else pytest.raises(DataLossError):
             until(
                 lambda: reader.latestOffset(second, ReadAllAvailable())["next"].get(rig.target) == {"broker-a": {"0": 3}},
                 "the query continues",
             )
-        if routed:
-            # The deletion was not noticed before the commit. The refused commit must not stop the commit for the other topic.
-            assert rig.broker.groups.offsets(rig.group, [kept]) == {kept: 2}
+        # The deletion was not noticed before the commit. The refused commit must not stop the commit for the other topic.
+        assert rig.broker.groups.offsets(rig.group, [kept]) == {kept: 2}
 
 
 # -- messages that are deleted ----------------------------------------------------------------------------------------------------
