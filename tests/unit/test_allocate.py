@@ -96,3 +96,5 @@ def test_nothing_to_divide_and_nobody_to_divide_among_are_errors(strategy: str) 
         with pytest.raises(ValueError):
             allocate(strategy, client, queues, group)
     assert allocate(strategy, "stranger", topic(1), {"me"}) == []
+    with pytest.raises(ValueError):
+        allocate("MINE", "me", topic(1), {"me"})

@@ -247,3 +247,11 @@ def test_a_function_is_loaded_by_name(tmp_path, monkeypatch):
         with pytest.raises(OptionError, match=f"INVALID.*messageQueueSelector.*{says}") as caught:
             load_function(path)
         assert "\n" not in str(caught.value)
+
+
+def test_refuses_an_unknown_selector_and_keys_in_chunks():
+    with pytest.raises(OptionError) as caught:
+        selector("Hash", 1)
+    assert caught.value.condition == "ORDEREDMQ_OPTION.INVALID"
+    with pytest.raises(TypeError):
+        java_string_hash(pa.chunked_array([["a"]]))
