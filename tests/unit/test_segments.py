@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import resource
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 from orderedmq.broker import Receipt, SinkBatch
+from orderedmq.embedded import chunk_codec as codec
 from orderedmq.embedded import garbage, index, liveness, payloads
 from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.embedded.check import check
@@ -179,6 +181,15 @@ def test_keeps_the_last_two_runs_of_a_batch(broker: EmbeddedBroker, clock: FakeC
     assert broker.outbox.publish(SinkBatch("s", 1), [other]).ranges
 
 
+def test_segments_from_before_a_reboot_replace_no_run(broker: EmbeddedBroker, clock: FakeClock) -> None:
+    for run in ("first", "second"):
+        staged(broker, SinkBatch("s", 0, job=run))
+    clock.reboot()
+    receipt = staged(broker, SinkBatch("s", 0, job="third"))
+    assert collected(broker, clock) == 2
+    assert broker.outbox.publish(SinkBatch("s", 0), [receipt]).ranges
+
+
 def test_keeps_a_file_without_a_header_for_a_while(broker: EmbeddedBroker, clock: FakeClock) -> None:
     file = broker.path / "segments" / f"{TOKEN}.open"
     file.touch()
@@ -236,6 +247,17 @@ def test_a_file_that_the_store_did_not_write_is_never_deleted(broker: EmbeddedBr
     broker.admin.create_topic("orders", 2)
     assert file.exists()
     file.unlink()
+
+
+@pytest.mark.holds("no leftovers")
+def test_a_segment_under_another_ones_name_is_never_deleted(broker: EmbeddedBroker, clock: FakeClock) -> None:
+    append(broker, "a")
+    [file] = (broker.path / "segments").glob("*.segment")
+    copied = file.with_name(f"{TOKEN}.segment")
+    shutil.copy(file, copied)
+    assert collected(broker, clock) == 0
+    assert copied.exists()
+    copied.unlink()
 
 
 def test_collects_garbage_once_a_minute(broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,6 +318,14 @@ def test_a_segment_that_is_emptied_and_used_again_in_one_transaction_stays(broke
     store.close()
     assert bodies(broker, Q0) == ["a" * LARGE]
     assert first == 0
+
+
+def test_bodies_that_compress_well_are_not_merged_beyond_the_size_of_a_chunk(broker: EmbeddedBroker) -> None:
+    broker.admin.create_topic("zeros", 1, compression="lz4")
+    queue = MessageQueue("zeros", "embedded", 0)
+    for _ in range(5):
+        broker.log.append({queue: rows([bytes(codec.CHUNK_BYTES // 2)])})
+    assert [info.chunks for info in broker.admin.describe_topic("zeros")] == [3]
 
 
 @pytest.fixture
