@@ -18,7 +18,7 @@ from orderedmq.model import MAX_OFFSET, MessageQueue
 from orderedmq.rocketmq.codec import decode
 from orderedmq.rocketmq.codec.gather import total_bytes
 from orderedmq.rocketmq.codec.record_scan import record_starts
-from orderedmq.rocketmq.codec.row_decoder import Unreadable, Wanted, decode_exactly
+from orderedmq.rocketmq.codec.row_decoder import Selection, Unreadable, decode_exactly
 from orderedmq.routing.sharding_key import java_string_hash
 from orderedmq.schema import DEFAULT_COLUMNS, MESSAGE_SCHEMA, concat_batches, select_schema
 from tests.stored_messages import (
@@ -51,7 +51,7 @@ def responses(messages: list[Stored], size: int) -> list[bytes]:
     return [b"".join(message.pack() for message in messages[at : at + size]) for at in range(0, len(messages), size)]
 
 
-def exactly(given: list[bytes], asked: Wanted) -> pa.RecordBatch:
+def exactly(given: list[bytes], asked: Selection) -> pa.RecordBatch:
     pieces = list(decode_exactly(given, asked))
     schema = select_schema(asked.columns)
     return (
@@ -64,7 +64,7 @@ def whole(given: list[Any], columns: tuple[str, ...], queue: MessageQueue, **res
     return decode.decode(given, columns, queue, max_bytes=1 << 40, **rest)[0]
 
 
-def by_columns(given: list[Any], asked: Wanted) -> pa.RecordBatch | None:
+def by_columns(given: list[Any], asked: Selection) -> pa.RecordBatch | None:
     return decode._decode_columns(list(filter(None, given)), asked, select_schema(asked.columns))
 
 
@@ -77,7 +77,7 @@ def received(given: list[bytes]) -> list[memoryview]:
     return [parts[place] for place in range(len(given))]
 
 
-def same(given: list[bytes], asked: Wanted) -> bool:
+def same(given: list[bytes], asked: Selection) -> bool:
     """Check that both decoders return the same rows or raise the same error. Return whether the fast one decoded the responses."""
     taken = by_columns(given, asked) if any(given) else None
     in_place = by_columns(received(given), asked) if any(given) else None
@@ -97,8 +97,8 @@ def same(given: list[bytes], asked: Wanted) -> bool:
     return taken is not None
 
 
-def everything(*columns: str) -> Wanted:
-    return Wanted(QUEUE, columns or ALL, 0, MAX_OFFSET, frozenset(), True)
+def everything(*columns: str) -> Selection:
+    return Selection(QUEUE, columns or ALL, 0, MAX_OFFSET, frozenset(), True)
 
 
 # -- the same rows as one message at a time
@@ -195,13 +195,13 @@ def test_mixed_groups_are_the_same_as_one_message_at_a_time(
     queue: MessageQueue,
 ) -> None:
     messages = [moved(message, queue) for message in messages]
-    same(responses(messages, size), Wanted(queue, columns, begin, end, frozenset(tags), verify))
+    same(responses(messages, size), Selection(queue, columns, begin, end, frozenset(tags), verify))
 
 
 @RELAXED
 @given(st.lists(PLAIN, min_size=1, max_size=40), st.integers(1, 5), COLUMNS)
 def test_plain_groups_take_the_fast_way(messages: list[Stored], size: int, columns: tuple[str, ...]) -> None:
-    assert same(responses(messages, size), Wanted(QUEUE, columns, 0, MAX_OFFSET, frozenset(), True))
+    assert same(responses(messages, size), Selection(QUEUE, columns, 0, MAX_OFFSET, frozenset(), True))
 
 
 @pytest.mark.holds("foreign answer")
@@ -221,7 +221,7 @@ def test_a_message_of_another_queue_is_refused_by_both_ways_wherever_it_is(
     given = responses(messages, size)
     # A message of another queue is refused whether or not its offset is requested.
     for begin, end in ((0, MAX_OFFSET), (100, 200)):
-        asked = Wanted(QUEUE, columns, begin, end, frozenset(), False)
+        asked = Selection(QUEUE, columns, begin, end, frozenset(), False)
         assert by_columns(given, asked) is None
         with pytest.raises(
             ProtocolError, match="PROTOCOL.* answered a pull of queue orders/broker-a/3 with a message of queue"
@@ -303,7 +303,7 @@ def test_changed_bytes_are_refused_or_read_alike(messages: list[Stored], size: i
     for _ in range(data.draw(st.integers(1, 3))):
         one = data.draw(st.sampled_from(given))
         one[data.draw(st.integers(0, len(one) - 1))] = data.draw(st.sampled_from([0, 1, 2, 3, 127, 128, 255]))
-    same([bytes(one) for one in given], Wanted(QUEUE, ALL, 0, MAX_OFFSET, frozenset(), False))
+    same([bytes(one) for one in given], Selection(QUEUE, ALL, 0, MAX_OFFSET, frozenset(), False))
 
 
 def test_bodies_of_more_bytes_than_asked_for_come_in_pieces_and_the_rest_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -419,6 +419,6 @@ def test_trap_16_tags_of_one_hash_code_are_not_mixed_up() -> None:
     tags = [first, second, None, "AaBB", "a", "Aa "]
     messages = [Stored(offset=n, properties=text(("TAGS", tag)) if tag else b"") for n, tag in enumerate(tags * 10)]
     for columns in (("queue_offset", "tags"), ("queue_offset",), ("body", "properties")):
-        asked = Wanted(QUEUE, columns, 0, MAX_OFFSET, frozenset([first, "other"]), False)
+        asked = Selection(QUEUE, columns, 0, MAX_OFFSET, frozenset([first, "other"]), False)
         assert same(responses(messages, 7), asked)
         assert whole(responses(messages, 7), columns, QUEUE, tags=asked.tags).num_rows == 10

@@ -240,7 +240,7 @@ def test_the_limit_of_messages_per_answer_is_learned_again(broker: FakeBroker, m
     for limit in (8, 32, 1024, 2):
         broker.limit = limit
         assert everything(puller, 10, 1500)[-1] == 4999
-        assert puller._known[QUEUE].step == limit
+        assert puller._facts[QUEUE].step == limit
 
 
 def test_pieces_that_are_decoded_one_by_one_are_one_batch(broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:

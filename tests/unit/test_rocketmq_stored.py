@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from orderedmq.errors import ProtocolError
 from orderedmq.rocketmq.codec import stored_message
-from orderedmq.rocketmq.codec.row_decoder import Unreadable, Wanted, decode_exactly
+from orderedmq.rocketmq.codec.row_decoder import Selection, Unreadable, decode_exactly
 from orderedmq.rocketmq.codec.stored_message import (
     bad_property,
     crc32,
@@ -38,11 +38,11 @@ ALL = tuple(MESSAGE_SCHEMA.names)
 
 def wanted(
     *columns: str, begin: int = 0, end: int = 2**63 - 1, tags: frozenset[str] = frozenset(), verify_crc: bool = True
-) -> Wanted:
-    return Wanted(QUEUE, columns or ALL, begin, end, tags, verify_crc)
+) -> Selection:
+    return Selection(QUEUE, columns or ALL, begin, end, tags, verify_crc)
 
 
-def decoded(data: bytes, asked: Wanted) -> list[dict[str, Any]]:
+def decoded(data: bytes, asked: Selection) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for piece in decode_exactly([data], asked):
         rows.extend(piece.to_pylist())
@@ -149,7 +149,7 @@ def test_a_batch_within_a_batch_is_a_body() -> None:
 # -- refusals
 
 
-def refused(data: bytes, asked: Wanted | None = None) -> str:
+def refused(data: bytes, asked: Selection | None = None) -> str:
     with pytest.raises(ProtocolError) as caught:
         decoded(data, asked or wanted())
     assert caught.value.condition == "ORDEREDMQ_ROCKETMQ.PROTOCOL"

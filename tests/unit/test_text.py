@@ -20,7 +20,7 @@ from orderedmq.errors import SchemaError
 from orderedmq.listening.engine import Message
 from orderedmq.model import MAX_OFFSET, MessageQueue
 from orderedmq.rocketmq.codec import decode
-from orderedmq.rocketmq.codec.row_decoder import Wanted, decode_exactly
+from orderedmq.rocketmq.codec.row_decoder import Selection, decode_exactly
 from orderedmq.routing.sharding_key import hashed_keys, java_string_hash
 from orderedmq.rows.filters import Filter
 from orderedmq.rows.message_rows import normalise
@@ -129,7 +129,7 @@ def test_records_by_columns_are_the_same_as_one_at_a_time() -> None:
         (named, COLUMNS, frozenset(), {3, 40, 41, 100}),
     ):
         responses = [b"".join(one.pack() for one in given_[at : at + 8]) for at in range(0, len(given_), 8)]
-        asked = Wanted(STORED, columns, 0, MAX_OFFSET, frozenset(tags), False)
+        asked = Selection(STORED, columns, 0, MAX_OFFSET, frozenset(tags), False)
         expected = concat_batches(list(decode_exactly(responses, asked)))
         noted: list[int] = []
         found, _ = decode.decode(responses, columns, STORED, tags=frozenset(tags), malformed=noted.extend)

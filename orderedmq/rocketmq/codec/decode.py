@@ -33,7 +33,7 @@ from orderedmq.rocketmq.codec.gather import (
     total_bytes,
 )
 from orderedmq.rocketmq.codec.record_scan import ScannedRecords, record_starts, scan_records
-from orderedmq.rocketmq.codec.row_decoder import MAX_TIME, MIN_TIME, PIECE_BYTES, Unreadable, Wanted, decode_exactly
+from orderedmq.rocketmq.codec.row_decoder import MAX_TIME, MIN_TIME, PIECE_BYTES, Selection, Unreadable, decode_exactly
 from orderedmq.rocketmq.codec.stored_message import (
     COMPRESSED,
     CRC_BITS,
@@ -86,11 +86,11 @@ def decode(
     another queue, and SchemaError UNKNOWN_COLUMN.
     """
     odd: set[int] = set()
-    wanted = Wanted(queue, columns, begin, end, tags, verify_crc, max(1, min(max_bytes, PIECE_BYTES)), odd.update)
+    selection = Selection(queue, columns, begin, end, tags, verify_crc, max(1, min(max_bytes, PIECE_BYTES)), odd.update)
     pieces: list[pa.RecordBatch] = []
     bodies, size, stop = 0, 0, end
     try:
-        for piece in decode_pieces(responses, wanted):
+        for piece in decode_pieces(responses, selection):
             pieces.append(piece)
             size += piece.nbytes
             bodies += total_bytes(piece.column("body")) if "body" in columns else 0
@@ -113,17 +113,17 @@ def _empty(schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
 
 
-def decode_pieces(responses: Sequence[bytes | memoryview], wanted: Wanted) -> Iterator[pa.RecordBatch]:
+def decode_pieces(responses: Sequence[bytes | memoryview], selection: Selection) -> Iterator[pa.RecordBatch]:
     """Yield the rows of `decode` in non-empty pieces. Raises ProtocolError or Unreadable, perhaps after some pieces.
 
-    A piece has at most the rows of one group of responses. Its compressed bodies expand to at most ``wanted.piece_bytes`` plus one
+    A piece has at most the rows of one group of responses. Its compressed bodies expand to at most ``selection.piece_bytes`` plus one
     body.
     """
-    schema = select_schema(wanted.columns)
+    schema = select_schema(selection.columns)
     for group in _groups(responses):
-        batch = _decode_columns(group, wanted, schema)
+        batch = _decode_columns(group, selection, schema)
         if batch is None:
-            yield from decode_exactly(map(bytes, group), wanted)
+            yield from decode_exactly(map(bytes, group), selection)
         elif batch.num_rows:
             yield batch
 
@@ -146,7 +146,7 @@ def _groups(responses: Sequence[bytes | memoryview]) -> Iterator[list[bytes | me
         yield group
 
 
-def _decode_columns(responses: list[bytes | memoryview], wanted: Wanted, schema: pa.Schema) -> pa.RecordBatch | None:
+def _decode_columns(responses: list[bytes | memoryview], selection: Selection, schema: pa.Schema) -> pa.RecordBatch | None:
     """Return the requested rows; None if the exact path must decode them."""
     at = None
     for lay_out in (_in_place, _join):
@@ -158,28 +158,28 @@ def _decode_columns(responses: list[bytes | memoryview], wanted: Wanted, schema:
             break
     if at is None or len(at) < FEWEST:
         return None
-    records = scan_records(data, at, wanted.queue)
+    records = scan_records(data, at, selection.queue)
     if records is None or (records.heads["sys_flag"] & UNWRAP == UNWRAP).any():
         return None
     offsets = records.heads["queue_offset"].astype(np.int64)
-    if offsets.min() < wanted.begin or offsets.max() >= wanted.end:
-        records = records.take((offsets >= wanted.begin) & (offsets < wanted.end))
+    if offsets.min() < selection.begin or offsets.max() >= selection.end:
+        records = records.take((offsets >= selection.begin) & (offsets < selection.end))
     if not len(records.heads):
         return _empty(schema)
-    if wanted.verify_crc and "body" in wanted.columns and not _checksums_agree(data, records):
+    if selection.verify_crc and "body" in selection.columns and not _checksums_agree(data, records):
         return None
-    builder = _Columns(data, records, wanted)
+    builder = _Columns(data, records, selection)
     arrays = builder.build()
     if arrays is None:
         return None
-    batch = pa.RecordBatch.from_arrays([arrays[name] for name in wanted.columns], schema=schema)
+    batch = pa.RecordBatch.from_arrays([arrays[name] for name in selection.columns], schema=schema)
     odd = np.array(sorted(builder.malformed), dtype=np.int64)
-    if wanted.tags:
-        matching = pc.is_in(arrays["tags"], value_set=pa.array(sorted(wanted.tags)))
+    if selection.tags:
+        matching = pc.is_in(arrays["tags"], value_set=pa.array(sorted(selection.tags)))
         batch = batch.filter(matching)
         odd = odd[matching.to_numpy(zero_copy_only=False)[odd]]
     if len(odd):
-        wanted.malformed(records.heads["queue_offset"][odd].tolist())
+        selection.malformed(records.heads["queue_offset"][odd].tolist())
     return batch
 
 
@@ -225,27 +225,27 @@ def _checksums_agree(data: Bytes, records: ScannedRecords) -> bool:
 class _Columns:
     """Builds the columns of records that have the same layout."""
 
-    def __init__(self, data: Bytes, records: ScannedRecords, wanted: Wanted) -> None:
+    def __init__(self, data: Bytes, records: ScannedRecords, selection: Selection) -> None:
         self._data = data
         self._buffer = pa.py_buffer(data)
         self._records = records
         self._heads = records.heads
         self._rows = len(records.heads)
         self._order = order_of(records.body_begins)
-        self._wanted = wanted
+        self._selection = selection
         #: Numbers of rows with text that is not UTF-8.
         self.malformed: set[int] = set()
 
     def build(self) -> dict[str, pa.Array] | None:
         """Return the requested columns, and also ``tags`` if messages are selected by tag. None if the exact path must decode them."""
-        wanted = self._wanted
-        columns = dict.fromkeys((*wanted.columns, "tags") if wanted.tags else wanted.columns)
+        selection = self._selection
+        columns = dict.fromkeys((*selection.columns, "tags") if selection.tags else selection.columns)
         properties = self._properties(columns)
         if properties is None:
             return None
         arrays: dict[str, pa.Array] = {}
         for name in columns:
-            column = properties[name] if name in properties else self._column(name, wanted.piece_bytes)
+            column = properties[name] if name in properties else self._column(name, selection.piece_bytes)
             if column is None:
                 return None
             arrays[name] = column
@@ -302,9 +302,9 @@ class _Columns:
     def _column(self, name: str, most_bytes: int) -> pa.Array | None:
         match name:
             case "topic":
-                return pa.repeat(pa.scalar(self._wanted.queue.topic, pa.string()), self._rows)
+                return pa.repeat(pa.scalar(self._selection.queue.topic, pa.string()), self._rows)
             case "broker_name":
-                return pa.repeat(pa.scalar(self._wanted.queue.broker_name, pa.string()), self._rows)
+                return pa.repeat(pa.scalar(self._selection.queue.broker_name, pa.string()), self._rows)
             case "body":
                 return self._body(most_bytes)
             case "queue_id" | "reconsume_times":

@@ -172,8 +172,8 @@ def encode(
         yield from _encode_group(rows.slice(begin, count), part, where, first, begin, stamp, packing)
 
 
-def property_columns(rows: pa.RecordBatch, wanted: Iterable[str]) -> dict[str, pa.Array]:
-    """Return the ``wanted`` properties of rows as columns for the argument ``extra`` of `encode`.
+def property_columns(rows: pa.RecordBatch, names: Iterable[str]) -> dict[str, pa.Array]:
+    """Return the properties ``names`` of rows as columns for the argument ``extra`` of `encode`.
 
     `encode` removes properties with reserved names from rows, so the caller passes those that are to stay separately.
     """
@@ -181,7 +181,7 @@ def property_columns(rows: pa.RecordBatch, wanted: Iterable[str]) -> dict[str, p
     index = rows.schema.get_field_index("properties")
     if index >= 0:
         of_rows = [dict(pairs or ()) for pairs in rows.column(index).cast(PROPERTIES_TYPE).to_pylist()]
-    return {name: pa.array([properties.get(name) for properties in of_rows], pa.string()) for name in wanted}
+    return {name: pa.array([properties.get(name) for properties in of_rows], pa.string()) for name in names}
 
 
 def _groups(body: pa.Array) -> Iterator[tuple[int, int]]:

@@ -57,7 +57,7 @@ def _ignore(offsets: Iterable[int]) -> None:
     """Ignore messages whose text is not UTF-8."""
 
 
-class Wanted(NamedTuple):
+class Selection(NamedTuple):
     """A reader's request: columns of MESSAGE_SCHEMA, offsets [begin, end), tags (empty: all messages), whether to verify checksums.
 
     ``queue`` is the queue that was pulled, with the topic's name as the broker knows it, because messages are stored under that name.
@@ -83,30 +83,30 @@ class Wanted(NamedTuple):
         return self.begin <= offset < self.end
 
 
-def decode_exactly(responses: Iterable[bytes], wanted: Wanted) -> Iterator[pa.RecordBatch]:
+def decode_exactly(responses: Iterable[bytes], selection: Selection) -> Iterator[pa.RecordBatch]:
     """Yield the requested rows of pull responses in non-empty pieces. Raises ProtocolError, or Unreadable after earlier rows."""
-    schema = select_schema(wanted.columns)
-    place = wanted.queue.queue_id, wanted.queue.topic.encode()
+    schema = select_schema(selection.columns)
+    place = selection.queue.queue_id, selection.queue.topic.encode()
     rows: list[tuple[Any, ...]] = []
     size = 0
     stop: Unreadable | None = None
     try:
         for stored in chain.from_iterable(map(parse_all, responses)):
             if (stored.queue_id, stored.topic) != place:
-                raise foreign(stored, wanted.queue)
-            for message, offset in _unwrap(stored, wanted):
+                raise foreign(stored, selection.queue)
+            for message, offset in _unwrap(stored, selection):
                 properties = parse_properties(message.properties)
                 # Compare the tags again, as PullAPIWrapper.processPullResult does, because the broker compares only their hash codes.
-                if wanted.tags and properties.get(TAGS) not in wanted.tags:
+                if selection.tags and properties.get(TAGS) not in selection.tags:
                     continue
                 # An inner batch was verified and decompressed as a whole.
-                if "body" in wanted.columns and message.sys_flag & UNWRAP != UNWRAP:
-                    message = _plain(message, offset, wanted)
-                if wanted.texts and not is_text(message.properties):
-                    wanted.malformed((offset,))
-                rows.append(_row(message, offset, properties, wanted))
+                if "body" in selection.columns and message.sys_flag & UNWRAP != UNWRAP:
+                    message = _plain(message, offset, selection)
+                if selection.texts and not is_text(message.properties):
+                    selection.malformed((offset,))
+                rows.append(_row(message, offset, properties, selection))
                 size += ROW_BYTES + len(message.body)
-                if size >= wanted.piece_bytes:
+                if size >= selection.piece_bytes:
                     yield _batch(rows, schema)
                     rows, size = [], 0
     except Unreadable as error:
@@ -123,9 +123,9 @@ def _batch(rows: list[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBatch:
     )
 
 
-def _plain(message: StoredMessage, offset: int, wanted: Wanted) -> StoredMessage:
+def _plain(message: StoredMessage, offset: int, selection: Selection) -> StoredMessage:
     """Return the message with its body decompressed. Verify the checksum if that is requested. Raises Unreadable."""
-    if wanted.verify_crc and crc32(message.body) != message.body_crc:
+    if selection.verify_crc and crc32(message.body) != message.body_crc:
         # The producer is not the cause, because the broker computed the checksum from the body that it had received.
         raise Unreadable(
             offset,
@@ -140,33 +140,33 @@ def _plain(message: StoredMessage, offset: int, wanted: Wanted) -> StoredMessage
         raise Unreadable(offset, f"{error}. Its producer sent it like this, or the broker's commit log is damaged") from error
 
 
-def _unwrap(stored: StoredMessage, wanted: Wanted) -> Iterator[tuple[StoredMessage, int]]:
+def _unwrap(stored: StoredMessage, selection: Selection) -> Iterator[tuple[StoredMessage, int]]:
     """Yield the requested messages of a record, which may be an inner batch, with offsets (``MessageDecoder.decodeMessage``)."""
     inner = stored.sys_flag & UNWRAP == UNWRAP
     # The record of an inner batch has the offset of its first message. The number of its messages is not known yet.
-    if not (stored.queue_offset < wanted.end if inner else wanted.takes(stored.queue_offset)):
+    if not (stored.queue_offset < selection.end if inner else selection.takes(stored.queue_offset)):
         return
     if not inner:
         yield stored, stored.queue_offset
         return
-    stored = _plain(stored, max(stored.queue_offset, wanted.begin), wanted)
+    stored = _plain(stored, max(stored.queue_offset, selection.begin), selection)
     for offset, message in enumerate(parse_batch(stored.body), stored.queue_offset):
-        if offset >= wanted.end:
+        if offset >= selection.end:
             return
-        if offset >= wanted.begin:
+        if offset >= selection.begin:
             single = stored._replace(flag=message.flag, body=message.body, properties=message.properties, reconsume_times=0)
             yield single, offset
 
 
-def _row(message: StoredMessage, offset: int, properties: dict[str, str], wanted: Wanted) -> tuple[Any, ...]:
+def _row(message: StoredMessage, offset: int, properties: dict[str, str], selection: Selection) -> tuple[Any, ...]:
     row = []
-    for name in wanted.columns:
+    for name in selection.columns:
         value: Any
         match name:
             case "topic":
                 value = text_of(message.topic)
             case "broker_name":
-                value = wanted.queue.broker_name
+                value = selection.queue.broker_name
             case "queue_id":
                 value = message.queue_id
             case "queue_offset":

@@ -28,7 +28,7 @@ TAIL_LOSS: Final = (
 
 
 @dataclass
-class Known:
+class QueueFacts:
     """Facts about a queue that earlier pulls have shown."""
 
     #: Messages that the broker returns per pull, and when that was measured.

@@ -26,7 +26,7 @@ from orderedmq.errors import (
     beyond_end,
 )
 from orderedmq.model import MessageQueue
-from orderedmq.rocketmq.messages.answers import TAIL_LOSS, Answers, Known, PullLimits
+from orderedmq.rocketmq.messages.answers import TAIL_LOSS, Answers, PullLimits, QueueFacts
 from orderedmq.rocketmq.messages.topic_anchor import first_message
 from orderedmq.rocketmq.net.behind_proxy import answered_together
 from orderedmq.rocketmq.net.client import Client
@@ -85,7 +85,7 @@ class Fetch:
         client: Client,
         queue: MessageQueue,
         group: str,
-        known: Known,
+        facts: QueueFacts,
         patience: float,
         offset: int,
         matching: Filter | None,
@@ -93,7 +93,7 @@ class Fetch:
         self._client = client
         self._queue = queue
         self._group = group
-        self._known = known
+        self._facts = facts
         self._patience = patience
         self._matching = matching
         #: Where the pull began, and its limits.
@@ -128,7 +128,7 @@ class Fetch:
         self._heard = time.monotonic()
         #: Since when the broker has skipped the next message without a failure in between; None if it does not.
         self._skipped_since: float | None = None
-        self._answer = known.answer
+        self._answer = facts.answer
         self._loss: DataLossError | None = None
         self._failures = 0
         self._last: OrderedMQError | None = None
@@ -211,12 +211,12 @@ class Fetch:
             self._asks += [(begin, count) for _, begin, count in due if begin < self._stop]
             if self._again:
                 return
-        step, learned = self._known.step, now - self._known.learned < _STEP_AGE
+        step, learned = self._facts.step, now - self._facts.learned < _STEP_AGE
         if self._matching is not None:
             step, learned = SCANNED, True
         room = self._room()
         stop = min(self._stop, self._offset + self._limits.hold_messages)
-        following, end = self._next, self._known.end
+        following, end = self._next, self._facts.end
         largest = min(step if learned else MOST_MESSAGES, self._limits.max_messages)
         for _ in range(room if learned else min(room, 1)):
             count = min(largest, stop - following)
@@ -234,12 +234,12 @@ class Fetch:
         """Return how many more requests may be sent now."""
         # The end of a queue is not known before its first pull.
         least = 1 if self._next == self._offset else 0
-        if self._next >= self._known.end:
+        if self._next >= self._facts.end:
             return least
         answer = max(self._answer, 1)
         size, count = self._held_size + self._size, self._held_count + self._count
         bodies = size - _LEAST_OVERHEAD * count
-        body = max(answer - _LEAST_OVERHEAD * self._known.step, 1)
+        body = max(answer - _LEAST_OVERHEAD * self._facts.step, 1)
         most = min(
             max(_ALWAYS_IN_FLIGHT, min(IN_FLIGHT, _COMING_BYTES // answer)),
             _divided(self._limits.hold_bytes - size, answer),
@@ -255,7 +255,7 @@ class Fetch:
         if not self._asks:
             return
         deadline = min(Deadline.after(_PULL_TIMEOUT), self._heard + self._patience)
-        lane, replica = self._lane, self._known.replica
+        lane, replica = self._lane, self._facts.replica
         if lane is None or lane.closed or replica != self._wanted:
             if lane is not None and lane.in_flight:
                 return
@@ -311,7 +311,7 @@ class Fetch:
                 "or the disk is overloaded",
             )
         # A fast path for answers with exactly the requested messages, because this loop runs for every 32 messages.
-        usual = self._known.step if self._matching is None and now >= self._known.only_master else 0
+        usual = self._facts.step if self._matching is None and now >= self._facts.only_master else 0
         for begin, count, result in answers:
             if isinstance(result, PullResult):
                 status, end, _, last, suggested, body, _ = result
@@ -322,8 +322,8 @@ class Fetch:
                     self._size += size
                     if size > self._answer:
                         self._answer = size
-                    known = self._known
-                    known.end, known.replica, known.answer = last, suggested, size
+                    facts = self._facts
+                    facts.end, facts.replica, facts.answer = last, suggested, size
                     self._heard, self._failures, self._skipped_since = now, 0, None
                 else:
                     self._take(result, begin, count, now)
@@ -336,7 +336,7 @@ class Fetch:
                 self._failed(result, begin, count, self._replica)
         if answers and lane is not None and lane.proxied:
             # The last answer may belong to a small request, so after a large answer the known size falls only slowly.
-            self._answer = self._known.answer = max(self._known.answer, self._answer - self._answer // 16)
+            self._answer = self._facts.answer = max(self._facts.answer, self._answer - self._answer // 16)
 
     def _failed(self, error: OrderedMQError, begin: int, count: int, replica: int) -> None:
         """Request an unanswered range again later, from the master. Use a new route unless the broker was only busy."""
@@ -348,17 +348,17 @@ class Fetch:
             if error.sub != UnavailableCondition.BUSY:
                 self._client.doubt(self._queue.topic)
         self._last = error
-        self._known.replica = MASTER_ID
+        self._facts.replica = MASTER_ID
         if self._replica == _STAND_IN:
             # The master may be back, so the next request looks for it.
             self._wanted = None
         if replica != MASTER_ID:
             # A replica that refuses reads (slaveReadEnable=false) answers that it is busy, but its master still suggests it.
-            self._known.only_master = time.monotonic() + _REPLICA_AGAIN
+            self._facts.only_master = time.monotonic() + _REPLICA_AGAIN
         self._ask_again(begin, count, RETRY.delay(self._failures, random.random()))
 
     def _take(self, result: PullResult, begin: int, count: int, now: float) -> None:
-        self._known.end = result.max_offset
+        self._facts.end = result.max_offset
         none_match = self._matching is not None and result.filtered and result.next_begin_offset > begin
         if result.status is PullStatus.FOUND or none_match:
             self._found(result, begin, count, now)
@@ -368,13 +368,13 @@ class Fetch:
             return
         elif self._replica != MASTER_ID:
             # A replica may lag, and does not correct invalid offsets (PullMessageProcessor, offsetCheckInSlave).
-            self._known.replica = MASTER_ID
+            self._facts.replica = MASTER_ID
             self._ask_again(begin, count, 0.0)
             return
         else:
             self._not_found(result, begin, count, now)
-        if now >= self._known.only_master:
-            self._known.replica = result.suggested_broker_id
+        if now >= self._facts.only_master:
+            self._facts.replica = result.suggested_broker_id
 
     def _found(self, result: PullResult, begin: int, count: int, now: float) -> None:
         if self._matching is not None and begin < result.min_offset:
@@ -392,9 +392,9 @@ class Fetch:
         self._heard = now
         self._failures = 0
         self._skipped_since = None
-        size = self._known.answer = len(result.body)
+        size = self._facts.answer = len(result.body)
         self._answer = max(self._answer, size)
-        given, step = end - begin, self._known.step
+        given, step = end - begin, self._facts.step
         self._count += given
         self._size += size
         self._answers[begin] = (end, memoryview(result.body))
@@ -402,7 +402,7 @@ class Fetch:
         # An answer shows the broker's limit only if its request exceeded the known limit and the queue has more messages.
         more = count > step or count == MOST_MESSAGES
         if self._matching is None and (given > step or (more and (end < result.max_offset or not short))):
-            self._known.step, self._known.learned = given, now
+            self._facts.step, self._facts.learned = given, now
         if not short:
             return
         if begin + count == self._next:

@@ -24,8 +24,8 @@ from orderedmq.rocketmq.codec.gather import total_bytes
 from orderedmq.rocketmq.codec.row_decoder import PIECE_BYTES
 from orderedmq.rocketmq.messages.answers import (
     Answers,
-    Known,
     PullLimits,
+    QueueFacts,
     average_body,
     before_gap,
     cut_at_gap,
@@ -73,7 +73,7 @@ class Puller:
         self._settings = settings
         self._group = TOOLS_GROUP
         self._patience = patience
-        self._known: dict[MessageQueue, Known] = {}
+        self._facts: dict[MessageQueue, QueueFacts] = {}
         #: The fetches that read ahead, and since when. The next pull of a queue continues with the queue's fetch.
         self._ahead: dict[MessageQueue, tuple[Fetch, float]] = {}
         note = MalformedText().note
@@ -98,11 +98,11 @@ class Puller:
 
     def knows(self, queue: MessageQueue) -> bool:
         """Return whether the queue existed when it was last pulled."""
-        return queue in self._known
+        return queue in self._facts
 
     def average(self, queue: MessageQueue) -> float | None:
         """Return the approximate average bytes of the bodies pulled last; None if none was pulled in the last 10 s."""
-        state = self._known.get(queue)
+        state = self._facts.get(queue)
         return state.body_bytes if state is not None and time.monotonic() - state.measured < _AVERAGE_AGE else None
 
     def pull(
@@ -173,10 +173,10 @@ class Puller:
         matching: Filter | None,
         take: Callable[[Answers], bool],
         until: int | None = None,
-    ) -> Known:
-        """Pass pieces to ``take`` until it returns False. Return the queue's `Known`."""
+    ) -> QueueFacts:
+        """Pass pieces to ``take`` until it returns False. Return the queue's `QueueFacts`."""
         ahead = self._take_ahead(queue, offset, max_messages) if matching is None else None
-        state = self._known.get(queue) or Known()
+        state = self._facts.get(queue) or QueueFacts()
         settings = self._settings
         most = min(max_messages, settings.max_messages)
         limits = PullLimits(most, max_bytes, settings.max_messages, settings.max_bytes)
@@ -207,9 +207,9 @@ class Puller:
         try:
             self.ask_as_group(run)
         except OrderedMQError:
-            self._known.pop(queue, None)
+            self._facts.pop(queue, None)
             raise
-        self._known[queue] = state
+        self._facts[queue] = state
         return state
 
     def _take_ahead(self, queue: MessageQueue, offset: int, max_messages: int) -> Fetch | None:
