@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from orderedmq.embedded.groups import EmbeddedGroups
 from orderedmq.errors import GroupError, OptionError
+from orderedmq.model import MessageQueue
 from tests.contract.support import locked
 from tests.loop.conftest import EACH_LOOP, LoopRig, LoopWorld
 from tests.micro_batches import MicroBatchLoop
@@ -114,6 +116,22 @@ def test_a_second_run_of_a_shared_query_is_refused_while_the_first_is_a_member(s
         start(shared, "one")
     assert caught.value.condition == "ORDEREDMQ_GROUP.IN_USE"
     fill(shared, 80, 160, first)
+
+
+@pytest.mark.holds("former run")
+def test_a_queue_that_a_repeated_batch_leaves_out_ends_its_tenure(shared: LoopRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without this, a broker that keeps no lineage would let the next run resume after messages that were never processed."""
+    ended: list[MessageQueue] = []
+    monkeypatch.setattr(EmbeddedGroups, "end_tenures", lambda groups, group, tenures: ended.extend(tenures))
+    shared.fill("in", 80)
+    query = shared.start({"topic": "in", "consumerGroup": "g", "assignment": "shared"}, OUT, "one")
+    query.advance("logged")
+    query.kill()
+    left_out = shared.broker.log.queues("in")[:1]
+    locked(shared.broker, "g", shared.broker.groups.join("other"), left_out)
+    query = start(shared, "one")
+    assert len(query.batches[0].ranges) == QUEUES - 1
+    assert ended == left_out
 
 
 @EACH_LOOP

@@ -338,6 +338,18 @@ def test_each_message_is_stored_once_and_in_order(user: Callable[[World], tuple[
     scenario(user, seed)
 
 
+@pytest.mark.holds("orderly listener")
+def test_letters_of_a_topic_that_was_created_again_since_are_stored_again() -> None:
+    world = World(random.Random(0), 0)
+    topic = DeadLetterTopic(world, world, world)  # type: ignore[arg-type]
+    letters = pa.record_batch({"body": pa.array([b"a", b"b"], pa.binary())})
+    assert topic.put(GROUP, QUEUE, letters, [1, 2], lambda: None) == 2
+    world.messages[DEAD].clear()
+    put(world, letters.slice(0, 1), [7])
+    assert topic.put(GROUP, QUEUE, letters, [1, 2], lambda: None) == 2
+    assert len(world.messages[DEAD]) == 3
+
+
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("requests", [0, 1, 2])
 def test_nothing_is_sent_once_the_lock_is_lost(requests: int) -> None:
