@@ -344,6 +344,7 @@ def test_letters_of_a_topic_that_was_created_again_since_are_stored_again() -> N
     topic = DeadLetterTopic(world, world, world)  # type: ignore[arg-type]
     letters = pa.record_batch({"body": pa.array([b"a", b"b"], pa.binary())})
     assert topic.put(GROUP, QUEUE, letters, [1, 2], lambda: None) == 2
+    assert topic.put(GROUP, QUEUE, letters, [1, 2], lambda: None) == 0
     world.messages[DEAD].clear()
     put(world, letters.slice(0, 1), [7])
     assert topic.put(GROUP, QUEUE, letters, [1, 2], lambda: None) == 2
