@@ -70,6 +70,11 @@ def test_an_int_is_its_own_hash(keys):
     assert hashed.java.dtype == np.int32
 
 
+def test_an_unsigned_number_of_32_bits_is_hashed_as_a_long():
+    key = 2**32 - 1
+    assert hashed_keys(pa.array([key], pa.uint32()), "auto", "t").java.tolist() == [java_long_hash(key)]
+
+
 @pytest.mark.parametrize("column", [pa.float64(), pa.bool_(), pa.date32(), pa.decimal128(10, 0), pa.list_(pa.int8())])
 def test_a_column_that_can_have_no_keys_is_refused(column):
     with pytest.raises(SchemaError, match=r"WRONG_TYPE.*string or a whole number, not .*Cast"):
