@@ -302,6 +302,14 @@ def test_a_producer_chooses_among_the_queues_that_its_topic_has_now(place: Place
     assert [len(queues) for queues in queues_by_key(other).values()] == [1] * 20
 
 
+@pytest.mark.holds("same key, same queue")
+def test_a_producer_keeps_the_order_of_its_rows_in_each_queue(broker: Broker):
+    Producer(broker.log, "orders").send(rows(range(300), sharding_key=[f"key-{number % 7}" for number in range(300)]))
+    queues = [list(map(int, bodies(broker, queue))) for queue in queues_of(broker)]
+    assert sum(map(bool, queues)) > 1
+    assert queues == list(map(sorted, queues))
+
+
 def test_rows_are_refused_whole_if_the_topic_has_other_queues_than_those_they_were_chosen_among(place: Place, broker: Broker):
     queues = queues_of(broker)
     broker.log.append({queues[0]: rows("a")}, among=queues)

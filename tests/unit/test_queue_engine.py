@@ -296,6 +296,13 @@ def test_only_a_message_that_fails_alone_becomes_a_dead_letter(most: int) -> Non
     assert [row[:2] for row in task.rows()] == [(at, "DEAD_LETTER" if at == 2 else "SUCCESS") for at in range(6)]
 
 
+def test_with_minus_one_a_message_is_retried_without_limit() -> None:
+    task = Task([0], max_reconsume_times=-1)
+    for _ in range(20):
+        task.answer(None)
+    assert isinstance(task.to(Consume), Consume)
+
+
 @pytest.mark.holds("own failure")
 @pytest.mark.parametrize(("auto", "status"), [(True, None), (True, SUCCESS), (False, None), (False, SUCCESS), (False, COMMIT)])
 def test_ack_index_accepts_the_messages_up_to_it_and_names_the_one_that_failed(
