@@ -241,6 +241,18 @@ def test_a_lots_offset_is_written_before_its_queues_also_after_a_broker_forgot_b
     assert written.writes[4:] == [[QUEUE]]
 
 
+@pytest.mark.holds("no silent loss of parked messages")
+def test_a_lot_without_an_offset_does_not_get_the_offset_of_a_former_lot() -> None:
+    """It may be a new lot, whose parked messages the offset would hide."""
+    written, locks, lot = Written(), HeldLocks(), lot_token(token())
+    commits = Commits(cast(GroupOffsets, written), locks)
+    locks.put(lock := HeldLock(token(), 0.0))
+    commits.move({token(): 8, lot: 3})
+    written.numbers = {QUEUE: 7}
+    assert commits.repeat([lock], 1.0) == []
+    assert written.numbers == {QUEUE: 8}
+
+
 def test_tokens_by_group_and_broker() -> None:
     elsewhere = token(queue=QUEUE._replace(broker_name="broker-b"))
     assert by_broker([token(), elsewhere, token("d")]) == [[token(), token("d")], [elsewhere]]
