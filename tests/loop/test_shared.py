@@ -166,3 +166,15 @@ def test_an_available_now_run_ends_with_a_warning_if_others_hold_all_its_queues(
     world.broker.groups.leave(other)
     world.run(source=shared)
     world.judge()
+
+
+def test_an_available_now_run_takes_no_queue_after_its_first_boundary(world: LoopWorld) -> None:
+    other = world.broker.groups.join("other")
+    tokens = locked(world.broker, world.group, other, world.queues[:1])
+    world.produce(5)
+    query = world.start(available_now=True, source={"assignment": "shared", "lockTimeout": "1s"})
+    query.advance("committed")
+    world.broker.groups.unlock(tokens)
+    world.broker.groups.leave(other)
+    query.process_all_available()
+    assert {queue for batch in query.batches for queue in batch.ranges} == set(map(str, world.queues[1:]))
