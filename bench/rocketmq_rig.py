@@ -21,7 +21,7 @@ from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.local.probe import ask
 from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.rocketmq.net.client import Client
-from tests.rocketmq.rocketmq_proxy import ProxyServer
+from tests.live.rocketmq.rocketmq_proxy import ProxyServer
 
 QUEUES: Final = 4
 #: Messages in one append.

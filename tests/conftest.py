@@ -76,7 +76,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=long)
         items[:] = [item for item in items if item.get_closest_marker("nightly") is None]
     # Long scopes start first, so that the processes end at about the same time.
-    items.sort(key=lambda item: _FOLDERS.index(item.nodeid.split("/")[1]))
+    items.sort(key=lambda item: _FOLDERS.index(folder_of(item.nodeid)))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -88,6 +88,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         quick_spark.use()
 
 
+def folder_of(nodeid: str) -> str:
+    """The folder of a test in ``tests``, or in ``tests/live``."""
+    return nodeid.removeprefix("tests/").removeprefix("live/").split("/")[0]
+
+
 def scope_of(nodeid: str) -> str:
     """The scope of a test. The tests of a scope run in one process, one after the other, so that their servers and their Spark start
     once.
@@ -97,7 +102,7 @@ def scope_of(nodeid: str) -> str:
     servers: ``tests/contract/test_log.py::test_x[embedded]`` → embedded.
     """
     module = nodeid.partition("::")[0]
-    folder = module.split("/")[1]
+    folder = folder_of(module)
     if folder == "contract":
         kind = re.search(r"\[(rocketmq-[\d.]+)", nodeid)
         return kind[1] if kind is not None else "embedded"

@@ -2,7 +2,7 @@
 
 `MicroBatches` is the driver's part: the offset log, the commit log, and the calls that the source gets because of them. The
 simulation runs it step by step. `OlderMicroBatches` is that of Spark 4.0 and 4.1. `MicroBatchLoop` is a whole query: it also runs the
-tasks and the sink. tests/spark/test_micro_batches.py runs one scenario through this loop and through Spark, and compares the calls.
+tasks and the sink. tests/live/spark/test_micro_batches.py runs one scenario through this loop and through Spark, and compares the calls.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Finds the Python snippets of the documents, and runs those of a page one after another, as a reader would.
 
-A comment in the line before a snippet exempts it: ``<!-- needs: rocketmq -->`` (tests/rocketmq runs it, because it needs servers)
+A comment in the line before a snippet exempts it: ``<!-- needs: rocketmq -->`` (tests/live/rocketmq runs it, because it needs servers)
 or ``<!-- tested: tests/…::test_… -->`` (that test runs it). ``<!-- page tested: tests/…::test_… -->`` exempts all snippets of a
 page.
 """

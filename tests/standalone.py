@@ -15,7 +15,7 @@ import psutil
 import pyspark
 
 from orderedmq.java import ensure_java
-from tests.faults.drivers import children
+from tests.live.faults.drivers import children
 from tests.quick_spark import jvm_options
 from tests.waits import until
 

@@ -66,7 +66,7 @@ _EMBEDDED, _SEGMENTS = "embedded", "embedded-segments"
 #: The modules that write payloads. The others are the same with and without segment files.
 _OF_PAYLOADS = ("test_admin", "test_dead_letters", "test_filters", "test_log", "test_outbox", "test_parking")
 KINDS = (_EMBEDDED, _SEGMENTS, *(_ROCKETMQ + version for version in VERSIONS))
-#: The fast tier tests the newest release, because users move towards it. Most of tests/rocketmq uses an older one.
+#: The fast tier tests the newest release, because users move towards it. Most of tests/live/rocketmq uses an older one.
 _USUAL = VERSIONS[-1]
 
 

@@ -2,7 +2,7 @@
 
 Brokers use their own clocks. To move the clock, the suite therefore makes the clients' grants older and unlocks, under the owner's
 name, each lock that was not renewed for its lifetime. Other clients cannot tell this from expiry. No test waits for a lock, and no
-lock expires because the machine is slow. tests/rocketmq/test_locks.py tests that locks expire by themselves.
+lock expires because the machine is slow. tests/live/rocketmq/test_locks.py tests that locks expire by themselves.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class RocketMQPlace:
         broker = RocketMQBroker(Endpoint(None, self._cluster.address))
         self._clock.granted.append(Granted())
         broker.groups._locks = self._clock.granted[-1]
-        # Tests look immediately at changes by other clients, so nothing is cached; tests/rocketmq/test_groups.py tests the cache.
+        # Tests look immediately at changes by other clients, so nothing is cached; tests/live/rocketmq/test_groups.py tests the cache.
         broker.groups.fence_age = 0.0
         self._connections.append(broker)
         return broker

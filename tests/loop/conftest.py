@@ -16,10 +16,10 @@ from ordered_source.older_spark import PASSES_START
 from orderedmq.broker import Broker
 from orderedmq.errors import OrderedMQError
 from pyspark_orderedmq import DefaultSource
-from tests.faults.conftest import StoreWorld
-from tests.faults.faulty import FaultySource
+from tests.live.faults.conftest import StoreWorld
+from tests.live.faults.faulty import FaultySource
+from tests.live.spark.conftest import StoreRig
 from tests.micro_batches import Checkpoint, ForeachBatch, MicroBatchLoop, batch_write, end_workers
-from tests.spark.conftest import StoreRig
 
 #: Runs a test in the loop of Spark 4.2 and later, and in that of 4.0 and 4.1.
 EACH_LOOP = pytest.mark.parametrize("older", [False, True], ids=["4.2", "4.0"], indirect=True)

@@ -29,7 +29,7 @@ from orderedmq.options.source import SourceOptions
 from orderedmq.ownership.lock import LockToken
 from orderedmq.ownership.micro_batch import BATCH, QUERY, RUN, SourceRun
 from tests import checker
-from tests.faults.store_access import staged
+from tests.live.faults.store_access import staged
 
 SCHEMA = StructType(
     [StructField("body", BinaryType()), StructField("sharding_key", StringType()), StructField("keys", StringType())]

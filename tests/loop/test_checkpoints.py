@@ -10,12 +10,12 @@ import pytest
 import orderedmq
 from orderedmq.embedded.store.environment import Store
 from tests.contract.support import bodies
-from tests.faults.conftest import GROUP
-from tests.faults.faulty import FaultyReader
-from tests.faults.points import ToldToFail
+from tests.live.faults.conftest import GROUP
+from tests.live.faults.faulty import FaultyReader
+from tests.live.faults.points import ToldToFail
+from tests.live.spark.conftest import numbers
 from tests.loop.conftest import LoopRig, LoopWorld
 from tests.micro_batches import Checkpoint, Point
-from tests.spark.conftest import numbers
 
 START = {"startingOffsets": "latest"}
 

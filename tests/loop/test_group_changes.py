@@ -11,9 +11,9 @@ from orderedmq.errors import GroupError, LockError
 from orderedmq.model import MessageQueue
 from orderedmq.parking import Parking, Ticket, lot_token
 from tests.contract.support import locked
+from tests.live.spark.conftest import numbers
 from tests.loop.conftest import LoopRig
 from tests.micro_batches import Point
-from tests.spark.conftest import numbers
 
 OUT = {"topic": "out", "topicQueueNums": 2}
 QUEUES = [MessageQueue("in", "embedded", number) for number in range(2)]

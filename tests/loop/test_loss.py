@@ -22,9 +22,9 @@ from orderedmq.model import MessageQueue, OffsetRange, missing_topic
 from orderedmq.options.parse import parse
 from orderedmq.options.source import SourceOptions
 from tests.contract import support
+from tests.live.spark.conftest import StoreRig, numbers
 from tests.loop.conftest import LoopRig, LoopWorld
 from tests.micro_batches import Point
-from tests.spark.conftest import StoreRig, numbers
 from tests.stopped_readers import stopped
 
 ACCEPT = {"failOnDataLoss": "false"}

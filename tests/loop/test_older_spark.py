@@ -15,10 +15,10 @@ from ordered_source.columns import arrow_schema, full_schema
 from ordered_source.older_spark import called_without_start
 from ordered_source.stream_reader import StreamReader
 from orderedmq.errors import OptionError
+from tests.live.spark.conftest import numbers
+from tests.live.spark.recorded_source import RecordedSource, calls
 from tests.loop.conftest import LoopRig
 from tests.micro_batches import MicroBatchLoop, OlderMicroBatches
-from tests.spark.conftest import numbers
-from tests.spark.recorded_source import RecordedSource, calls
 
 SOURCE = {"topic": "in", "consumerGroup": "g"}
 OUT = {"topic": "out", "topicQueueNums": 2}

@@ -24,9 +24,9 @@ from ordered_source import (
 from ordered_source.columns import full_schema
 from orderedmq.errors import OptionError, OrderedMQError, SchemaError
 from orderedmq.model import MessageQueue
+from tests.live.spark.test_orderly import SUCCESS, heard, writing
 from tests.loop.conftest import LoopRig
 from tests.micro_batches import Frame
-from tests.spark.test_orderly import SUCCESS, heard, writing
 
 __all__ = ["heard"]
 

@@ -10,9 +10,9 @@ import pytest
 
 from tests import checker
 from tests.contract.support import locked
+from tests.live.spark.conftest import numbers
 from tests.loop.conftest import EACH_LOOP, LoopRig, LoopWorld
 from tests.micro_batches import Point
-from tests.spark.conftest import numbers
 
 POINTS: list[Point] = ["planned", "logged", "written", "published", "committed", "idle"]
 

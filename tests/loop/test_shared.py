@@ -11,9 +11,9 @@ from orderedmq.embedded.groups import EmbeddedGroups
 from orderedmq.errors import GroupError, OptionError
 from orderedmq.model import MessageQueue
 from tests.contract.support import locked
+from tests.live.spark.conftest import numbers
 from tests.loop.conftest import EACH_LOOP, LoopRig, LoopWorld
 from tests.micro_batches import MicroBatchLoop
-from tests.spark.conftest import numbers
 from tests.waits import until
 
 QUEUES = 8

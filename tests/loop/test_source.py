@@ -12,8 +12,8 @@ from orderedmq.errors import OptionError, OrderedMQError
 from orderedmq.model import MessageQueue
 from orderedmq.parking import Parking, Ticket
 from tests.contract.support import locked
+from tests.live.spark.conftest import numbers
 from tests.loop.conftest import LoopRig
-from tests.spark.conftest import numbers
 from tests.waits import until
 
 OUT = {"topic": "out", "topicQueueNums": 2}

@@ -1,4 +1,4 @@
-"""The start of ``orderedmq rocketmq up``, without servers; tests/rocketmq/test_local_servers.py starts real ones."""
+"""The start of ``orderedmq rocketmq up``, without servers; tests/live/rocketmq/test_local_servers.py starts real ones."""
 
 from __future__ import annotations
 

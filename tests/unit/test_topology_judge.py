@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.clusters.topology_judge import Copied, judge
+from tests.live.clusters.topology_judge import Copied, judge
 
 ORIGINALS = [("in/0", 0), ("in/0", 1)]
 FIRST, SECOND = Copied("batch-0", "a", "in/0", 0), Copied("batch-0", "a", "in/0", 1)

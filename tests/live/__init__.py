@@ -1,0 +1,1 @@
+"""Tests with real Spark, real servers, real processes and a real browser."""
