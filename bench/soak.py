@@ -1,4 +1,4 @@
-"""The program of ``make soak``: measures whether memory, files, threads and readers stay flat over many micro-batches.
+"""The program of ``make soak``: measures whether memory, files, threads and the store's log stay flat over many micro-batches.
 
 The processes of a query run without Spark's JVM (`soak_loop`), so a micro-batch takes some milliseconds. Every micro-batch has one
 message. Each sample is a line of JSON in the output file, so a run that was stopped early is still useful. ``--keep`` writes the results
@@ -30,6 +30,7 @@ from bench.key_order import park
 from bench.soak_loop import ORDERS, Query
 from ordered_source import OrderPerKey
 from orderedmq.broker import Broker
+from orderedmq.embedded.store import wal
 
 MIB: Final = 1024 * 1024
 RESULTS: Final = ROOT / "docs" / "soak-results.json"
@@ -48,8 +49,8 @@ FIGURES: Final = {
     "workers, MiB": ("workers", "rss"),
     "files": ("files",),
     "threads": ("threads",),
-    "readers": ("slots",),
     "store, MiB": ("store", "used"),
+    "log, MiB": ("store", "log"),
 }
 _TABLE: Final = re.compile(r"(?<=<!-- soak -->\n).*?(?=<!-- end of soak -->)", re.DOTALL)
 
@@ -140,22 +141,18 @@ def memory(pids: Iterable[int]) -> dict[str, Any]:
 
 
 def store(broker: Broker, folder: Path) -> dict[str, Any]:
-    """Return the size of a store's file and of its used pages, both in MiB, and the number of its readers."""
+    """Return the sizes in MiB of a store's index, of its used pages, and of its log."""
     opened: Any = broker
-    environment = opened._open(False)
-    env, handles = environment._environment()
-    with env.begin() as txn:
-        trees = [env.stat(), *(txn.stat(handle) for handle in handles.values())]
-    used = sum(tree["branch_pages"] + tree["leaf_pages"] + tree["overflow_pages"] for tree in trees)
-    # After a head line, there is a line per reader with its process, thread and transaction.
-    readers = [line.split() for line in env.readers().splitlines()[1:]]
+    with opened._open(False).inspected() as connection:
+        page, pages, free = (
+            connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_size", "page_count", "freelist_count")
+        )
     return {
         "store": {
-            "file": round((folder / "data.mdb").stat().st_size / MIB, 2),
-            "used": round(used * env.stat()["psize"] / MIB, 2),
+            "file": round(page * pages / MIB, 2),
+            "used": round(page * (pages - free) / MIB, 2),
+            "log": round(wal.size(folder) / MIB, 2),
         },
-        "readers": len(readers),
-        "slots": env.info()["num_readers"],
     }
 
 

@@ -4,7 +4,7 @@ Rules: a message is one line that can be read alone, because Spark wraps it in a
 (the topic, the broker, the queue), with the cause after a colon if it is known. It begins with a small letter, because it follows the
 condition. The sentences after it say what to do; they begin with a capital letter, and the last one has no full stop. They are for users of
 Spark, of Python and of the command alike: where a flag of the command has another name than the option, it follows in brackets, as in
-"namesrvAddr (--namesrv)". An error of a library or of the system (lmdb, OSError, struct) becomes one of these errors before a user sees it.
+"namesrvAddr (--namesrv)". An error of a library or of the system (sqlite3, OSError, struct) becomes one of these errors before a user sees it.
 A text that several places need is a function here.
 """
 
@@ -412,15 +412,6 @@ def no_store(path: object) -> StoreError:
         StoreCondition.MISSING,
         f"there is no store at {path}. Set path to an existing store, make one with orderedmq topic create TOPIC --queues N or by writing "
         "with topicQueueNums (--queues), or set namesrvAddr (--namesrv) for a RocketMQ cluster",
-    )
-
-
-def map_full(path: object, size: int) -> StoreFullError:
-    """Return the error for a store whose entries have reached their maximum size."""
-    return StoreFullError(
-        StoreFullCondition.FULL,
-        f"the entries of the store at {path} have reached their maximum size of {size} bytes, so nothing was changed. Set a "
-        "retention (orderedmq topic alter TOPIC --retention-time 7d) or delete topics (orderedmq topic delete TOPIC)",
     )
 
 

@@ -1,1 +1,1 @@
-"""The embedded broker: a durable broker in a directory of this machine, built on LMDB. store/layout.py lists the store's databases."""
+"""The embedded broker: a durable broker in a directory of this machine, built on SQLite. store/schema.py has the tables of its index."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from orderedmq.broker import Keep, LockInfo, MemberInfo, QueueBounds, QueueInfo, TopicInfo
 from orderedmq.conditions import OptionCondition
@@ -13,9 +13,21 @@ from orderedmq.embedded import dead_letters, garbage, groups, index, outbox, par
 from orderedmq.embedded.chunk_codec import CODECS
 from orderedmq.embedded.clock import Clock
 from orderedmq.embedded.groups import EmbeddedGroups
-from orderedmq.embedded.index import new_incarnation, put_queues, put_topic, topic_of
-from orderedmq.embedded.store import layout
-from orderedmq.embedded.store.environment import Store
+from orderedmq.embedded.index import new_incarnation, put_queues, put_topic, topic_at, topic_of
+from orderedmq.embedded.store import schema
+from orderedmq.embedded.store.database import Store
+from orderedmq.embedded.store.schema import (
+    DEAD_LETTERS,
+    LOCKS,
+    MEMBERS,
+    OF_GROUPS,
+    OFFSETS,
+    PARKED,
+    QUEUES,
+    TOPICS,
+    LockRow,
+    Table,
+)
 from orderedmq.embedded.store.transaction import Transaction
 from orderedmq.errors import (
     GroupError,
@@ -97,8 +109,9 @@ class EmbeddedAdmin:
         _check_retention(name, retention_seconds, retention_bytes)
         topic = TopicInfo(name, queues, new_incarnation(), retention_seconds, retention_bytes, compression)
         with self._open(True).write() as txn:
-            if txn.get("topics", layout.topic_key(name)) is not None:
-                raise topic_exists(name, topic_of(txn, name).queues)
+            existing = topic_at(txn, name)
+            if existing is not None:
+                raise topic_exists(name, existing.queues)
             put_queues(txn, topic)
         return topic
 
@@ -126,20 +139,17 @@ class EmbeddedAdmin:
 
     def delete_topic(self, name: str) -> None:
         _refuse_parked(name)
-
-        def delete(txn: Transaction) -> None:
+        with self._write() as txn:
             _delete(txn, [topic_of(txn, name)], self._members().alive)
             if name.startswith(DEAD_LETTER_PREFIX):
-                _clear(txn, "dead", name.removeprefix(DEAD_LETTER_PREFIX))
-
-        self._open(False).write_deletion(delete)
+                _clear(txn, DEAD_LETTERS, name.removeprefix(DEAD_LETTER_PREFIX))
 
     def describe_topic(self, name: str) -> list[QueueInfo]:
         out = []
         with self._read() as txn:
             for queue in index.queues_of(topic_of(txn, name)):
                 at = index.state(txn, queue)
-                chunks = [chunk for _, chunk in index.chunks(txn, queue, at, at.min_offset)]
+                chunks = list(index.chunks(txn, queue, at, at.min_offset))
                 out.append(
                     QueueInfo(
                         queue,
@@ -154,22 +164,16 @@ class EmbeddedAdmin:
 
     def trim(self, name: str, before: Mapping[MessageQueue, int] | None = None) -> dict[MessageQueue, int]:
         _refuse_parked(name)
-
-        def delete(txn: Transaction) -> dict[MessageQueue, int]:
+        store = self._open(False)
+        with store.write() as txn:
             topic = topic_of(txn, name)
-            if before is None:
-                return index.retain(txn, topic, self._clock, most=None)
-            out: dict[MessageQueue, int] = {}
-            for queue in sorted(before):
+            deleted = index.retain(txn, topic, self._clock, most=None) if before is None else {}
+            for queue in sorted(before or ()):
                 if queue.topic != name:
                     raise no_such_queue(name, queue)
-                gone = index.retire(txn, topic, queue, before=before[queue])
-                if gone:
-                    out[queue] = gone
-            return out
-
-        store = self._open(False)
-        deleted = store.write_deletion(delete)
+                messages = index.retire(txn, topic, queue, before=(before or {})[queue])
+                if messages:
+                    deleted[queue] = messages
         # Ignore an error of the garbage collection, because the messages are already deleted.
         with contextlib.suppress(StoreError):
             garbage.collect_now(store, self._clock)
@@ -180,8 +184,8 @@ class EmbeddedAdmin:
 
     def kept_for(self, topics: Iterable[str]) -> dict[str, float]:
         with self._read() as txn:
-            there = {name: topic_of(txn, name) for name in topics if txn.get("topics", layout.topic_key(name)) is not None}
-        return {name: topic.retention_seconds for name, topic in there.items() if topic.retention_seconds is not None}
+            existing = [topic for name in topics if (topic := topic_at(txn, name)) is not None]
+        return {topic.name: topic.retention_seconds for topic in existing if topic.retention_seconds is not None}
 
     def waiting_bytes(self, name: str) -> int:
         with self._read() as txn:
@@ -194,15 +198,13 @@ class EmbeddedAdmin:
         if of_sinks:
             return []
         with self._read() as txn:
-            databases = ("groups", "locks", "members")
-            return sorted({key.partition(b"\0")[0].decode() for database in databases for key, _ in txn.scan(database)})
+            return sorted({row.consumer_group for table in OF_GROUPS for row in txn.scan(table)})
 
     def group_offsets(self, group: str) -> dict[MessageQueue, int]:
         check_group(group)
         with self._read() as txn:
             _require(txn, group)
-            records = txn.scan("groups", layout.group_prefix(group))
-            offsets = {layout.group_of(key)[1]: layout.to_number(value) for key, value in records}
+            offsets = {schema.queue_of(row): row.next_offset for row in txn.scan(OFFSETS, group)}
         return dict(sorted(offsets.items()))
 
     def seek(self, group: str, offsets: Mapping[MessageQueue, int], *, force: bool = False, parked: AtSeek = None) -> None:
@@ -228,7 +230,7 @@ class EmbeddedAdmin:
                     groups.put_offset(txn, group, lots[queue], index.state(txn, lots[queue]).max_offset)
                 lock = groups.lock_at(txn, group, queue)
                 if lock is not None:
-                    groups.put_lock(txn, group, queue, rules.sought(txn.take_number("epoch"), now))
+                    groups.put_lock(txn, group, queue, rules.sought(txn.take_number(schema.LAST_EPOCH), now))
 
     def require_unused(self, group: str) -> None:
         check_group(group)
@@ -238,17 +240,16 @@ class EmbeddedAdmin:
     def _require_unused(self, txn: Transaction, group: str) -> None:
         """Raise GroupError IN_USE if a living process owns one of the group's queues or is a member of the group."""
         now, alive = self._clock.instant(), self._members().alive
-        for key, value in txn.scan("locks", layout.group_prefix(group)):
-            lock = layout.lock_from_json(value)
+        for row in txn.scan(LOCKS, group):
+            lock = schema.lock_of(row)
             if lock.held and not lock.expired(now) and alive(lock.client_id):
-                raise in_use(group, f"{lock.client_id} owns queue {layout.group_of(key)[1]}")
+                raise in_use(group, f"{lock.client_id} owns queue {schema.queue_of(row)}")
         for member in present(groups.all_members(txn, group).values(), now, alive):
             raise in_use(group, f"{member.client_id} is a member")
 
     def delete_group(self, group: str, *, force: bool = False) -> None:
         check_group(group)
-
-        def delete(txn: Transaction) -> None:
+        with self._write() as txn:
             _require(txn, group)
             lots = parking_lots.of_group(txn, group)
             if not force:
@@ -256,10 +257,8 @@ class EmbeddedAdmin:
                 queues = [queue for topic in lots for queue in index.queues_of(topic)]
                 _require_none_parked(txn, group, queues, delete_with_parked)
             _delete(txn, lots, self._members().alive)
-            for database in ("groups", "locks", "members", "dead", "parked"):
-                _clear(txn, database, group)
-
-        self._open(False).write_deletion(delete)
+            for table in (*OF_GROUPS, DEAD_LETTERS, PARKED):
+                _clear(txn, table, group)
 
     def command_parked(self, group: str, queue: MessageQueue, commands: Sequence[Command]) -> None:
         check_group(group)
@@ -279,7 +278,7 @@ class EmbeddedAdmin:
                     continue
                 if not force and not lock.expired(now) and alive(lock.client_id):
                     raise in_use(group, f"{lock.client_id} owns queue {queue}")
-                groups.put_lock(txn, group, queue, rules.released(lock, txn.take_number("epoch")))
+                groups.put_lock(txn, group, queue, rules.released(lock, txn.take_number(schema.LAST_EPOCH)))
                 out.append(queue)
         return out
 
@@ -297,10 +296,13 @@ class EmbeddedAdmin:
         members = self._members()
         store = self._open(False)
         with store.read() as txn:
-            prefix = b"" if group is None else layout.group_prefix(group)
-            every = [(*layout.group_of(key), layout.lock_from_json(value)) for key, value in txn.scan("locks", prefix)]
-            locks = [(name, queue, lock) for name, queue, lock in every if not lock.orphaned]
-            registered = [layout.member_from_json(value) for _, value in txn.scan("members", prefix)]
+            prefix = () if group is None else (group,)
+            locks = [
+                (row.consumer_group, schema.queue_of(row), schema.lock_of(row))
+                for row in txn.scan(LOCKS, *prefix)
+                if not row.orphaned
+            ]
+            registered = list(txn.scan(MEMBERS, *prefix))
         names = _query_names(store) | {member.client_id: member.name for member in registered if member.name is not None}
         now = self._clock.instant()
         # Each client is checked once, however many queues it owns.
@@ -329,7 +331,7 @@ def _query_names(store: Store) -> dict[str, str]:
 
 
 def _require(txn: Transaction, group: str) -> None:
-    if not any(True for database in ("groups", "locks", "members") for _ in txn.scan(database, layout.group_prefix(group))):
+    if not any(True for table in OF_GROUPS for _ in txn.scan(table, group)):
         raise missing_group(group, "this store")
 
 
@@ -362,17 +364,17 @@ def _delete(txn: Transaction, topics: Sequence[TopicInfo], alive: Callable[[str]
         going += parking_lots.of_topic(txn, topic.name)
         for queue in index.queues_of(topic):
             index.retire(txn, topic, queue, before=index.state(txn, queue).max_offset)
-            txn.delete("queues", layout.queue_key(queue))
+            txn.delete(QUEUES, *schema.key_of(queue))
         payloads.forget_space(txn, topic)
-        txn.delete("topics", layout.topic_key(topic.name))
+        txn.delete(TOPICS, topic.name)
     names = {topic.name for topic in going}
-    for database in ("groups", "locks", "dead", "parked"):
-        for key, value in [(key, value) for key, value in txn.scan(database) if layout.group_of(key)[1].topic in names]:
-            lock = layout.lock_from_json(value) if database == "locks" else None
-            if lock is not None and lock.held and alive(lock.client_id):
-                groups.put_lock(txn, *layout.group_of(key), replace(lock, orphaned=True))
+    of_queues: tuple[Table[Any], ...] = (OFFSETS, LOCKS, DEAD_LETTERS, PARKED)
+    for table in of_queues:
+        for row in [row for row in txn.scan(table) if row.topic in names]:
+            if isinstance(row, LockRow) and row.held and alive(row.client_id):
+                txn.put(row._replace(orphaned=1))
             else:
-                txn.delete(database, key)
+                txn.delete(table, *row[: table.keys])
     outbox.forget_topics(txn, names)
 
 
@@ -383,9 +385,9 @@ def _refuse_parked(topic: str) -> None:
         raise is_parking_lot(topic, lot[0])
 
 
-def _clear(txn: Transaction, database: str, group: str) -> None:
-    for key in [key for key, _ in txn.scan(database, layout.group_prefix(group))]:
-        txn.delete(database, key)
+def _clear(txn: Transaction, table: Table[Any], group: str) -> None:
+    for row in list(txn.scan(table, group)):
+        txn.delete(table, *row[: table.keys])
 
 
 def _check_retention(name: str, seconds: float | Keep | None, size: int | Keep | None) -> None:

@@ -16,7 +16,7 @@ from orderedmq.embedded.clock import Clock, SystemClock
 from orderedmq.embedded.groups import EmbeddedGroups
 from orderedmq.embedded.log import EmbeddedLog
 from orderedmq.embedded.outbox import EmbeddedOutbox
-from orderedmq.embedded.store.environment import Store
+from orderedmq.embedded.store.database import Store
 from orderedmq.endpoint import EMBEDDED, Capabilities
 from orderedmq.errors import StoreError, stays_here
 
@@ -29,13 +29,11 @@ class EmbeddedBroker:
         path: Path,
         *,
         identity: str | None = None,
-        map_size: int | None = None,
         clock: Clock | None = None,
     ) -> None:
         """``identity``: the expected store's identity."""
         self.path = Path(os.path.abspath(path))
         self._expected = identity
-        self._map_size = map_size
         self._clock: Clock = clock or SystemClock()
         self._opened: Store | None = None
         self._groups: EmbeddedGroups | None = None
@@ -52,7 +50,7 @@ class EmbeddedBroker:
         with self._opening:
             if self._opened is None:
                 try:
-                    store = Store.open(self.path, map_size=self._map_size, create=create)
+                    store = Store.open(self.path, create=create)
                 except StoreError as error:
                     if self._expected is None or error.sub != StoreCondition.MISSING:
                         raise

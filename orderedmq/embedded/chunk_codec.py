@@ -18,9 +18,10 @@ import pyarrow.compute as pc
 import xxhash
 
 from orderedmq.conditions import StoreCondition
-from orderedmq.embedded.store.layout import INLINE, Chunk
+from orderedmq.embedded.store import schema
+from orderedmq.embedded.store.schema import INLINE, Chunk
 from orderedmq.errors import StoreError
-from orderedmq.model import MessageQueue
+from orderedmq.model import EMBEDDED_BROKER, MessageQueue
 from orderedmq.schema import MESSAGE_SCHEMA, concat_batches, select_schema
 
 #: Columns that a payload can have. A column's index is its bit in ``Chunk.columns``, so the order is part of the format.
@@ -67,8 +68,8 @@ def body_bytes(body: pa.Array) -> int:
     return int(pc.sum(pc.binary_length(body)).as_py() or 0)
 
 
-def encode(rows: pa.RecordBatch, codec: int, born: int) -> tuple[Pieces, Chunk]:
-    """Return the payload of ``rows`` (some of the STORED columns), and the payload's index entry, still without place and store times.
+def encode(rows: pa.RecordBatch, queue: MessageQueue, codec: int, born: int) -> tuple[Pieces, Chunk]:
+    """Return the payload of ``rows`` (some of the STORED columns), and its chunk, still without offset, place and store times.
 
     The payload is in pieces, most of which share the memory of ``rows``. Joining them would copy each row once more.
     """
@@ -85,12 +86,15 @@ def encode(rows: pa.RecordBatch, codec: int, born: int) -> tuple[Pieces, Chunk]:
     with pa.ipc.new_stream(pa.PythonFile(stream, mode="w"), batch.schema, options=_WRITE_OPTIONS[codec]) as writer:
         writer.write_batch(batch)
     return stream.pieces, Chunk(
+        topic=queue.topic,
+        queue_id=queue.queue_id,
+        first_offset=0,
         segment=INLINE,
         position=0,
         rows=rows.num_rows,
         columns=columns,
         codec=codec,
-        checksum=stream.checksum.intdigest(),
+        checksum=schema.unsigned(stream.checksum),
         stored_bytes=stream.size,
         body_bytes=body_bytes(rows.column("body")),
         born=born,
@@ -122,14 +126,14 @@ class _Stream:
         self.closed = True
 
 
-def verify(payload: bytes | pa.Buffer, chunk: Chunk, queue: MessageQueue, first: int) -> None:
-    """Check a payload's size and checksum against its index entry. Raises StoreError CORRUPT."""
-    if len(payload) != chunk.stored_bytes or xxhash.xxh3_64_intdigest(payload) != chunk.checksum:
+def verify(payload: bytes | pa.Buffer, chunk: Chunk) -> None:
+    """Check a payload's size and checksum against its chunk. Raises StoreError CORRUPT."""
+    if len(payload) != chunk.stored_bytes or schema.unsigned(xxhash.xxh3_64(payload)) != chunk.checksum:
         raise StoreError(
             StoreCondition.CORRUPT,
-            f"messages {first} to {first + chunk.rows - 1} of queue {queue} fail their checksum: the disk or another program "
-            f"changed the store's file. Restore the store from a copy, or skip these messages with startingOffsets (--offset "
-            f"{first + chunk.rows})",
+            f"messages {chunk.first_offset} to {chunk.end - 1} of queue {schema.queue_of(chunk)} fail their checksum: the disk or another "
+            "program changed the store's file. Restore the store from a copy, or skip these messages with startingOffsets (--offset "
+            f"{chunk.end})",
         )
 
 
@@ -144,34 +148,32 @@ def decode(payload: bytes | pa.Buffer, chunk: Chunk, names: tuple[str, ...]) -> 
     return dict(zip(batch.schema.names, batch.columns, strict=True))
 
 
-def rows_of(
-    payload: bytes | pa.Buffer, chunk: Chunk, names: tuple[str, ...], queue: MessageQueue, first: int, incarnation: str
-) -> pa.RecordBatch:
-    """Return all messages of the chunk that begins at offset ``first``, with the columns ``names``."""
+def rows_of(payload: bytes | pa.Buffer, chunk: Chunk, names: tuple[str, ...], incarnation: str) -> pa.RecordBatch:
+    """Return all messages of a chunk with the columns ``names``. ``incarnation``: that of the chunk's topic."""
     stored = decode(payload, chunk, names)
     arrays = []
     for name in names:
         column = stored.get(name)
-        arrays.append(column if column is not None else _derived_column(name, chunk, queue, first, incarnation))
+        arrays.append(column if column is not None else _derived_column(name, chunk, incarnation))
     if not names:
         return pa.RecordBatch.from_struct_array(pa.array([{}] * chunk.rows, pa.struct([])))
     return pa.RecordBatch.from_arrays(arrays, schema=select_schema(names))
 
 
-def _derived_column(name: str, chunk: Chunk, queue: MessageQueue, first: int, incarnation: str) -> pa.Array:
-    count, kind = chunk.rows, MESSAGE_SCHEMA.field(name).type
+def _derived_column(name: str, chunk: Chunk, incarnation: str) -> pa.Array:
+    first, count, kind = chunk.first_offset, chunk.rows, MESSAGE_SCHEMA.field(name).type
     constant: Any = None
     match name:
         case "topic":
-            constant = queue.topic
+            constant = chunk.topic
         case "broker_name":
-            constant = queue.broker_name
+            constant = EMBEDDED_BROKER
         case "queue_id":
-            constant = queue.queue_id
+            constant = chunk.queue_id
         case "queue_offset":
             return pa.array(np.arange(first, first + count, dtype=np.int64))
         case "message_id":
-            return message_ids(incarnation, queue.queue_id, first, count)
+            return message_ids(incarnation, chunk.queue_id, first, count)
         case "born_timestamp":
             constant = chunk.born
         case "store_timestamp":
@@ -219,7 +221,10 @@ def merge(parts: list[tuple[bytes | pa.Buffer, Chunk]], codec: int) -> tuple[Pie
             names.append(name)
     wanted = tuple(name for name in STORED if name in names)
     for payload, chunk in parts:
-        # Queue, offset and incarnation are dummies, because they matter only for columns that are never stored.
-        kept.append(rows_of(payload, chunk, wanted, MessageQueue("", "", 0), 0, ""))
-    payload, chunk = encode(concat_batches(kept), codec, parts[0][1].born)
-    return payload, chunk._replace(first_stored=parts[0][1].first_stored, last_stored=parts[-1][1].last_stored)
+        # The incarnation is a dummy, because it matters only for a column that is never stored.
+        kept.append(rows_of(payload, chunk, wanted, ""))
+    first, last = parts[0][1], parts[-1][1]
+    payload, chunk = encode(concat_batches(kept), schema.queue_of(first), codec, first.born)
+    return payload, chunk._replace(
+        first_offset=first.first_offset, first_stored=first.first_stored, last_stored=last.last_stored
+    )

@@ -7,6 +7,7 @@ processed again.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
@@ -15,7 +16,8 @@ from orderedmq.embedded import index
 from orderedmq.embedded.clock import Clock
 from orderedmq.embedded.index import made
 from orderedmq.embedded.log import append_rows
-from orderedmq.embedded.store import layout
+from orderedmq.embedded.store import schema
+from orderedmq.embedded.store.schema import DEAD_LETTERS, DeadLetterRow
 from orderedmq.embedded.store.transaction import Transaction
 from orderedmq.model import MAX_OFFSET, MessageQueue, OffsetRange
 from orderedmq.rows.dead_letters import dead_letter_topic
@@ -29,7 +31,7 @@ def put(
     """Append the letters that are not recorded yet, in order, and return their number. Apply the topic's retention, if it has one."""
     new: dict[int, int] = {}
     for row, offset in enumerate(offsets):
-        if offset not in new and txn.get("dead", layout.message_key(group, queue, offset)) is None:
+        if offset not in new and txn.get(DEAD_LETTERS, group, *schema.key_of(queue), offset) is None:
             new[offset] = row
     if not new:
         return 0
@@ -44,22 +46,22 @@ def put(
         rows = rows.set_column(column_index, rows.schema.field(column_index), taken.column("properties").cast(PROPERTIES_TYPE))
     begin = append_rows(txn, topic, target, rows, clock.wall()).begin
     for count, offset in enumerate(new):
-        txn.put("dead", layout.message_key(group, queue, offset), layout.number(begin + count))
+        txn.put(DeadLetterRow(group, *schema.key_of(queue), offset, begin + count))
     index.retain(txn, topic, clock, most=index.most_after(len(new)))
     return len(new)
 
 
 def known(txn: Transaction, group: str, queue: MessageQueue, spans: Sequence[OffsetRange]) -> set[int]:
     """Return the offsets in these ranges whose messages are recorded as dead-lettered."""
-    return {layout.index_offset(key) for span in spans for key in _keys(txn, group, queue, span)}
+    return {letter.message_offset for span in spans for letter in _letters(txn, group, queue, span)}
 
 
 def forget(txn: Transaction, group: str, queue: MessageQueue, begin: int) -> None:
     """Delete the records of the queue's dead-lettered messages from offset ``begin`` on. The letters stay in their topic."""
-    for key in list(_keys(txn, group, queue, OffsetRange(begin, MAX_OFFSET))):
-        txn.delete("dead", key)
+    for letter in list(_letters(txn, group, queue, OffsetRange(begin, MAX_OFFSET))):
+        txn.delete(DEAD_LETTERS, *letter[:4])
 
 
-def _keys(txn: Transaction, group: str, queue: MessageQueue, span: OffsetRange) -> Iterator[bytes]:
-    begin, end = (layout.message_key(group, queue, offset) for offset in (span.begin, span.end))
-    return (key for key, _ in txn.between("dead", begin, end))
+def _letters(txn: Transaction, group: str, queue: MessageQueue, span: OffsetRange) -> Iterator[DeadLetterRow]:
+    letters = txn.scan(DEAD_LETTERS, group, *schema.key_of(queue), begin=span.begin)
+    return itertools.takewhile(lambda letter: letter.message_offset < span.end, letters)

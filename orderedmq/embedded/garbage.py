@@ -26,9 +26,9 @@ from orderedmq.embedded import index, liveness, runs
 from orderedmq.embedded.clock import Clock, is_forgotten
 from orderedmq.embedded.index import topic_of
 from orderedmq.embedded.runs import KEPT_RUNS
-from orderedmq.embedded.store import layout
-from orderedmq.embedded.store.environment import Store
+from orderedmq.embedded.store.database import Store
 from orderedmq.embedded.store.filesystem import without_owner
+from orderedmq.embedded.store.schema import BATCHES, SEGMENTS
 from orderedmq.embedded.store.segment_file import HEADER_BYTES, Header, was_begun
 from orderedmq.embedded.store.segments import SegmentName, parse_name
 from orderedmq.embedded.store.transaction import Transaction
@@ -75,7 +75,8 @@ def _retain(store: Store, clock: Clock, name: str) -> None:
     with store.read() as txn:
         if not index.is_overdue(txn, topic_of(txn, name), clock):
             return
-    store.write_deletion(lambda txn: index.retain(txn, topic_of(txn, name), clock, most=RETIRED_AT_ONCE))
+    with store.write() as txn:
+        index.retain(txn, topic_of(txn, name), clock, most=RETIRED_AT_ONCE)
 
 
 def collect_now(store: Store, clock: Clock) -> int:
@@ -107,12 +108,12 @@ def _due(store: Store) -> bool:
 
 
 def _used(txn: Transaction, segment: SegmentName) -> bool:
-    return segment.complete and txn.get("segments", segment.segment) is not None
+    return segment.complete and txn.get(SEGMENTS, segment.segment) is not None
 
 
 def _replaced(store: Store, now: Instant, unused: Iterable[SegmentName]) -> set[SegmentName]:
     """Return the segments whose run has been followed by `KEPT_RUNS` other runs of the same batch."""
-    batches: dict[tuple[bytes, int], dict[str, list[tuple[float, SegmentName]]]] = {}
+    batches: dict[tuple[str, int], dict[str, list[tuple[float, SegmentName]]]] = {}
     for segment in unused:
         # A file that cannot be read, or has been deleted since, counts for no run.
         with contextlib.suppress(OSError):
@@ -125,7 +126,7 @@ def _replaced(store: Store, now: Instant, unused: Iterable[SegmentName]) -> set[
 
 def _own_header(store: Store, segment: SegmentName, header: Header | None) -> Header | None:
     """Return the header of a file that this store wrote under this name, None for any other file."""
-    ours = header is not None and header.store_id == store.segments.store_id and bytes.fromhex(header.token) == segment.segment
+    ours = header is not None and header.store_id == store.segments.store_id and header.token == segment.segment
     return header if ours else None
 
 
@@ -157,6 +158,6 @@ def _is_garbage(txn: Transaction, store: Store, clock: Clock, segment: SegmentNa
         return False
     if not segment.complete:
         return True
-    last = None if header.sink is None else txn.last("batches", header.sink)
-    latest = None if last is None else layout.to_number(last[-8:])
+    last = None if header.sink is None else txn.last(BATCHES, header.sink)
+    latest = None if last is None else last.batch_id
     return not can_be_published(header, clock.instant(), latest)

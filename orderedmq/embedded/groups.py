@@ -10,8 +10,9 @@ from orderedmq.embedded import dead_letters, garbage, parking_lots
 from orderedmq.embedded.clock import Clock
 from orderedmq.embedded.liveness import Presence, is_alive
 from orderedmq.embedded.log import EmbeddedLog
-from orderedmq.embedded.store import layout
-from orderedmq.embedded.store.environment import Store
+from orderedmq.embedded.store import schema
+from orderedmq.embedded.store.database import Store
+from orderedmq.embedded.store.schema import LOCKS, MEMBERS, OFFSETS, OffsetRow
 from orderedmq.embedded.store.transaction import Transaction
 from orderedmq.errors import LockError, lost, not_an_offset
 from orderedmq.model import MessageQueue, OffsetRange, check_group
@@ -22,12 +23,12 @@ from orderedmq.parking import Parking, leader_of, parked_queue, queue_token
 
 
 def lock_at(txn: Transaction, group: str, queue: MessageQueue) -> QueueLock | None:
-    value = txn.get("locks", layout.group_key(group, queue))
-    return layout.lock_from_json(value) if value else None
+    row = txn.get(LOCKS, group, *schema.key_of(queue))
+    return None if row is None else schema.lock_of(row)
 
 
 def put_lock(txn: Transaction, group: str, queue: MessageQueue, lock: QueueLock) -> None:
-    txn.put("locks", layout.group_key(group, queue), layout.lock_to_json(lock))
+    txn.put(schema.lock_row(group, queue, lock))
 
 
 def require_current(txn: Transaction, token: LockToken, doing: str, *, deleted: bool = False) -> None:
@@ -64,8 +65,8 @@ def _lost(token: LockToken, lock: QueueLock | None, doing: str) -> LockError:
 
 
 def offset_at(txn: Transaction, group: str, queue: MessageQueue) -> int | None:
-    value = txn.get("groups", layout.group_key(group, queue))
-    return None if value is None else layout.to_number(value)
+    row = txn.get(OFFSETS, group, *schema.key_of(queue))
+    return None if row is None else row.next_offset
 
 
 def put_offset(txn: Transaction, group: str, queue: MessageQueue, offset: int) -> None:
@@ -82,7 +83,7 @@ def put_offset(txn: Transaction, group: str, queue: MessageQueue, offset: int) -
             return
         parking_lots.trim(txn, queue, offset_at(txn, group, queue), offset)
     parking_lots.forget(txn, group, queue, offset)
-    txn.put("groups", layout.group_key(group, queue), layout.number(offset))
+    txn.put(OffsetRow(group, *schema.key_of(queue), offset))
 
 
 def forward(txn: Transaction, token: LockToken, offset: int) -> None:
@@ -94,9 +95,9 @@ def forward(txn: Transaction, token: LockToken, offset: int) -> None:
         put_offset(txn, token.group, token.queue, offset)
 
 
-def all_members(txn: Transaction, group: str) -> dict[bytes, Member]:
-    """Return every member record of a group, including those that are expired or whose process is dead."""
-    return {key: layout.member_from_json(value) for key, value in txn.scan("members", layout.group_prefix(group))}
+def all_members(txn: Transaction, group: str) -> dict[str, Member]:
+    """Return every member of a group by client id, including those that are expired or whose process is dead."""
+    return {row.client_id: schema.member_of(row) for row in txn.scan(MEMBERS, group)}
 
 
 class EmbeddedGroups:
@@ -106,8 +107,8 @@ class EmbeddedGroups:
         self._store = store
         self._clock = clock
         self._present: dict[str, Presence] = {}
-        #: The keys of the member records that this process has written, by client id.
-        self._records: dict[str, set[bytes]] = {}
+        #: The groups in which this process has written member records, by client id.
+        self._joined: dict[str, set[str]] = {}
         #: Seconds that locks and memberships of this process live without a renewal.
         self.life = LOCK_LIFE
 
@@ -124,18 +125,16 @@ class EmbeddedGroups:
 
     def leave(self, client: ClientIdentity) -> None:
         self._store.require_own()
-        records = self._records.pop(client.client_id, set())
+        joined = self._joined.pop(client.client_id, set())
         presence = self._present.pop(client.client_id, None)
         if presence is None:
             return
 
-        def forget(txn: Transaction) -> None:
-            for key in records:
-                txn.delete("members", key)
-
         try:
-            if records:
-                self._store.write_even_if_full(forget)
+            if joined:
+                with self._store.write() as txn:
+                    for group in joined:
+                        txn.delete(MEMBERS, group, client.client_id)
         finally:
             presence.close()
 
@@ -143,7 +142,7 @@ class EmbeddedGroups:
         for presence in self._present.values():
             presence.close()
         self._present.clear()
-        self._records.clear()
+        self._joined.clear()
 
     def alive(self, client_id: str) -> bool:
         with self._store.errors_mapped("look for an owner"):
@@ -151,24 +150,19 @@ class EmbeddedGroups:
 
     def heartbeat(self, group: str, client: ClientIdentity, subscription: Subscription) -> list[Member]:
         check_group(group)
-        key = layout.member_key(group, client.client_id)
-
-        def beat(txn: Transaction) -> list[Member]:
+        self._joined.setdefault(client.client_id, set()).add(group)
+        with self._store.write() as txn:
             now = self._clock.instant()
             members = all_members(txn, group)
-            mine = members.get(key)
-            joined = mine.joined if mine is not None and not mine.expired(now) else txn.take_number("epoch")
-            members[key] = Member(client.owner, client.client_id, subscription, joined, now, self.life, client.name)
-            txn.put("members", key, layout.member_to_json(members[key]))
+            mine = members.get(client.client_id)
+            joined = mine.joined if mine is not None and not mine.expired(now) else txn.take_number(schema.LAST_EPOCH)
+            mine = Member(client.owner, client.client_id, subscription, joined, now, self.life, client.name)
+            members[client.client_id] = mine
+            txn.put(schema.member_row(group, mine))
             counted = present(members.values(), now, self.alive)
-            ids = {member.client_id for member in counted}
-            for other, member in members.items():
-                if member.client_id not in ids:
-                    txn.delete("members", other)
-            return counted
-
-        self._records.setdefault(client.client_id, set()).add(key)
-        return self._store.write_even_if_full(beat)
+            for client_id in set(members) - {member.client_id for member in counted}:
+                txn.delete(MEMBERS, group, client_id)
+        return counted
 
     def members(self, group: str) -> list[Member]:
         check_group(group)
@@ -211,7 +205,9 @@ class EmbeddedGroups:
             for queue in queues:
                 before = lock_at(txn, group, queue)
                 # An unused number leaves a gap in the epochs. That is harmless, because they only have to grow.
-                after = rules.grant(before, client, now, next_epoch=txn.take_number("epoch"), alive=alive, life=self.life)
+                after = rules.grant(
+                    before, client, now, next_epoch=txn.take_number(schema.LAST_EPOCH), alive=alive, life=self.life
+                )
                 if after is None:
                     assert before is not None
                     out[queue] = rules.refusal(before, queue, now, alive(before.client_id))
@@ -221,18 +217,15 @@ class EmbeddedGroups:
         return out
 
     def renew(self, tokens: Sequence[LockToken]) -> list[LockToken]:
-        def prolong(txn: Transaction) -> list[LockToken]:
-            gone: list[LockToken] = []
+        lost_tokens: list[LockToken] = []
+        with self._store.write() as txn:
             now = self._clock.instant()
             for token in tokens:
                 lock = rules.renew(lock_at(txn, token.group, token.queue), token, now)
                 if lock is None:
-                    gone.append(token)
+                    lost_tokens.append(token)
                 else:
                     put_lock(txn, token.group, token.queue, lock)
-            return gone
-
-        lost_tokens = self._store.write_even_if_full(prolong)
         garbage.tidy(self._store, self._clock)
         return lost_tokens
 
@@ -245,16 +238,14 @@ class EmbeddedGroups:
             return [token for token in tokens if not is_held(txn, token)]
 
     def unlock(self, tokens: Sequence[LockToken], linger: float = 0.0) -> None:
-        def give_back(txn: Transaction) -> None:
+        with self._store.write() as txn:
             now = self._clock.instant()
             for token in tokens:
                 lock = rules.unlock(lock_at(txn, token.group, token.queue), token, now, linger)
                 if lock is not None and lock.orphaned:
-                    txn.delete("locks", layout.group_key(token.group, token.queue))
+                    txn.delete(LOCKS, token.group, *schema.key_of(token.queue))
                 elif lock is not None:
                     put_lock(txn, token.group, token.queue, lock)
-
-        self._store.write_even_if_full(give_back)
 
     def end_tenures(self, group: str, tenures: Mapping[MessageQueue, int]) -> None:
         """See `Groups.end_tenures`. The holder's grant has ended the tenure: `Owner.indispensable` leaves out no queue of a former run."""
@@ -303,7 +294,7 @@ class EmbeddedGroups:
                 dead_letters.forget(txn, token.group, token.queue, offset)
                 lock = lock_at(txn, token.group, token.queue)
                 assert lock is not None, "the token is current"
-                lock = rules.restarted(lock, txn.take_number("epoch"))
+                lock = rules.restarted(lock, txn.take_number(schema.LAST_EPOCH))
                 put_lock(txn, token.group, token.queue, lock)
                 out.append(rules.token_of(lock, token.group, token.queue))
         return out

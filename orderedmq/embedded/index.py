@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import json
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -22,8 +21,8 @@ from orderedmq.broker import TopicInfo
 from orderedmq.embedded import chunk_codec as codec
 from orderedmq.embedded import payloads
 from orderedmq.embedded.clock import Clock
-from orderedmq.embedded.store import layout
-from orderedmq.embedded.store.layout import INLINE, Chunk, QueueState
+from orderedmq.embedded.store import schema
+from orderedmq.embedded.store.schema import CHUNKS, INLINE, QUEUES, SETTINGS, TOPICS, Chunk, QueueRow, Setting, TopicRow
 from orderedmq.embedded.store.transaction import Transaction
 from orderedmq.errors import StoreError, no_such_queue
 from orderedmq.model import DEFAULT_COMPRESSION, EMBEDDED_BROKER, MessageQueue, OffsetRange, missing_topic
@@ -39,114 +38,109 @@ MERGE_BELOW_BYTES: Final = 1024 * 1024
 RETIRE_AT_ONCE: Final = 64
 
 
-def state(txn: Transaction, queue: MessageQueue) -> QueueState:
+def state(txn: Transaction, queue: MessageQueue) -> QueueRow:
     """Return the state of a queue. Raises TopicError MISSING or NO_SUCH_QUEUE."""
-    value = txn.get("queues", layout.queue_key(queue))
-    if value is None:
-        topic = txn.get("topics", layout.topic_key(queue.topic))
-        if topic is None:
+    at = txn.get(QUEUES, *schema.key_of(queue))
+    if at is None:
+        if txn.get(TOPICS, queue.topic) is None:
             raise missing_topic(queue.topic)
         raise no_such_queue(queue.topic, queue.queue_id)
-    return QueueState.unpack(value)
+    return at
 
 
-def holding(txn: Transaction, queue: MessageQueue, offset: int) -> tuple[int, Chunk]:
-    """Return the chunk that holds ``offset`` as (first offset, chunk). Raises StoreError CORRUPT if no chunk holds it."""
-    key = layout.queue_key(queue)
-    sought = layout.index_key(key, offset)
-    entry = txn.floor("index", sought)
-    if entry is not None and entry[0].startswith(key) and len(entry[0]) == len(sought):
-        first, chunk = layout.index_offset(entry[0]), Chunk.unpack(entry[1])
-        if first <= offset < first + chunk.rows:
-            return first, chunk
+def holding(txn: Transaction, queue: MessageQueue, offset: int) -> Chunk:
+    """Return the chunk that holds ``offset``. Raises StoreError CORRUPT if no chunk holds it."""
+    key = schema.key_of(queue)
+    chunk = txn.floor(CHUNKS, *key, offset)
+    if chunk is not None and chunk[:2] == key and chunk.first_offset <= offset < chunk.end:
+        return chunk
     raise txn.damaged(f"queue {queue} has no chunk with message {offset}")
 
 
-def chunks(txn: Transaction, queue: MessageQueue, at: QueueState, offset: int) -> Iterator[tuple[int, Chunk]]:
-    """Yield the chunks from the one that holds ``offset`` to the last, as (first offset, chunk). Raises StoreError CORRUPT at a gap."""
+def chunks(txn: Transaction, queue: MessageQueue, at: QueueRow, offset: int) -> Iterator[Chunk]:
+    """Yield the chunks from the one that holds ``offset`` to the last. Raises StoreError CORRUPT at a gap."""
     offset = max(offset, at.min_offset)
     if offset >= at.max_offset:
         return
-    following, _ = holding(txn, queue, offset)
-    key = layout.queue_key(queue)
-    for found, value in txn.following("index", layout.index_key(key, following)):
-        first, chunk = layout.index_offset(found), Chunk.unpack(value)
-        if not found.startswith(key) or len(found) != len(key) + 8 or first != following or chunk.rows < 1:
-            raise txn.damaged(f"queue {queue} has no chunk with message {following}")
-        yield first, chunk
-        following = first + chunk.rows
-        if following >= at.max_offset:
+    first = holding(txn, queue, offset)
+    key, end = schema.key_of(queue), first.end
+    yield first
+    if end >= at.max_offset:
+        return
+    for chunk in txn.following(CHUNKS, *key, end):
+        if chunk[:2] != key or chunk.first_offset != end or chunk.rows < 1:
+            raise txn.damaged(f"queue {queue} has no chunk with message {end}")
+        yield chunk
+        end = chunk.end
+        if end >= at.max_offset:
             return
-    raise txn.damaged(f"queue {queue} ends at {at.max_offset}, but its chunks end at {following}")
+    raise txn.damaged(f"queue {queue} ends at {at.max_offset}, but its chunks end at {end}")
 
 
-def add(
-    txn: Transaction, topic: TopicInfo, queue: MessageQueue, chunk: Chunk, now: int, payload: codec.Pieces | None = None
-) -> OffsetRange:
-    """Make a chunk visible at the end of a queue of ``topic``, and return its offsets. ``now`` is in µs since the epoch.
+def add(txn: Transaction, topic: TopicInfo, chunk: Chunk, now: int, payload: codec.Pieces | None = None) -> OffsetRange:
+    """Make a chunk visible at the end of its queue of ``topic``, and return its offsets. ``now`` is in µs since the epoch.
 
     ``payload``: the chunk's payload, if it is not stored yet. A payload that is already stored must be counted (`payloads.hold`).
     """
-    key = layout.queue_key(queue)
+    queue = schema.queue_of(chunk)
     at = state(txn, queue)
     stamp = max(now, at.last_stored)
-    first, after = at.max_offset, at.max_offset + chunk.rows
-    chunk = chunk._replace(first_stored=stamp, last_stored=stamp)
-    parts = [(first, chunk)]
+    chunk = chunk._replace(first_offset=at.max_offset, first_stored=stamp, last_stored=stamp)
+    new = OffsetRange(chunk.first_offset, chunk.end)
+    parts = [chunk]
     read: list[tuple[bytes | pa.Buffer, Chunk]] = []
-    while parts[0][0] > at.min_offset:
-        size = sum(part.rows for _, part in parts)
+    while parts[0].first_offset > at.min_offset:
+        size = sum(part.rows for part in parts)
         try:
-            tail = holding(txn, queue, parts[0][0] - 1)
+            tail = holding(txn, queue, parts[0].first_offset - 1)
         except StoreError:
             break
-        if tail[1].rows >= MERGE_BELOW or tail[1].rows > 2 * size or tail[1].rows + size > codec.CHUNK_ROWS:
+        if tail.rows >= MERGE_BELOW or tail.rows > 2 * size or tail.rows + size > codec.CHUNK_ROWS:
             break
         # The limit also holds for uncompressed bodies, because each merge and each pull decompresses the whole chunk.
-        total = sum(max(part.stored_bytes, part.body_bytes) for _, part in (tail, *parts))
-        if tail[1].stored_bytes >= MERGE_BELOW_BYTES or total > codec.CHUNK_BYTES:
+        total = sum(max(part.stored_bytes, part.body_bytes) for part in (tail, *parts))
+        if tail.stored_bytes >= MERGE_BELOW_BYTES or total > codec.CHUNK_BYTES:
             break
         try:
-            read.insert(0, (payloads.load(txn, queue, *tail), tail[1]))
+            read.insert(0, (payloads.load(txn, tail), tail))
         except (StoreError, OSError):
             # A later read reports the damaged chunk. It must not prevent appending new messages here.
             break
         parts.insert(0, tail)
-    held = at.stored_bytes - sum(part.stored_bytes for _, part in parts[:-1])
+    kept_bytes = at.stored_bytes - sum(part.stored_bytes for part in parts[:-1])
     if read:
-        read.append((b"".join(payload) if payload is not None else payloads.load(txn, queue, first, chunk), chunk))
+        read.append((b"".join(payload) if payload is not None else payloads.load(txn, chunk), chunk))
         payload, merged = codec.merge(read, chunk.codec)
-        for begin, part in parts[:-1]:
+        for part in parts[:-1]:
             payloads.release(txn, topic, part)
-            txn.delete("index", layout.index_key(key, begin))
+            txn.delete(CHUNKS, *part[:3])
         if chunk.segment != INLINE:
             payloads.release(txn, topic, chunk)
         chunk = merged
     if payload is not None:
         chunk = payloads.place(txn, topic, payload, chunk)
-    txn.put("index", layout.index_key(key, parts[0][0]), chunk.pack())
-    txn.put("queues", key, QueueState(at.min_offset, after, held + chunk.stored_bytes, stamp).pack())
-    return OffsetRange(first, after)
+    txn.put(chunk)
+    txn.put(at._replace(max_offset=new.end, stored_bytes=kept_bytes + chunk.stored_bytes, last_stored=stamp))
+    return new
 
 
 def retire(txn: Transaction, topic: TopicInfo, queue: MessageQueue, *, before: int) -> int:
     """Delete the chunks of a queue of ``topic`` that end at or before ``before``. Return the number of messages deleted."""
     at = state(txn, queue)
     stored = chunks(txn, queue, at, at.min_offset)
-    return _delete(txn, topic, queue, list(itertools.takewhile(lambda part: part[0] + part[1].rows <= before, stored)))
+    return _delete(txn, topic, queue, list(itertools.takewhile(lambda chunk: chunk.end <= before, stored)))
 
 
-def _delete(txn: Transaction, topic: TopicInfo, queue: MessageQueue, gone: Sequence[tuple[int, Chunk]]) -> int:
+def _delete(txn: Transaction, topic: TopicInfo, queue: MessageQueue, gone: Sequence[Chunk]) -> int:
     """Delete ``gone``, the first chunks of a queue, and return the number of their messages."""
     if not gone:
         return 0
-    key, at = layout.queue_key(queue), state(txn, queue)
-    for first, chunk in gone:
+    at = state(txn, queue)
+    for chunk in gone:
         payloads.release(txn, topic, chunk)
-        txn.delete("index", layout.index_key(key, first))
-    begin = gone[-1][0] + gone[-1][1].rows
-    left = at.stored_bytes - sum(chunk.stored_bytes for _, chunk in gone)
-    txn.put("queues", key, QueueState(begin, at.max_offset, left, at.last_stored).pack())
+        txn.delete(CHUNKS, *chunk[:3])
+    begin = gone[-1].end
+    txn.put(at._replace(min_offset=begin, stored_bytes=at.stored_bytes - sum(chunk.stored_bytes for chunk in gone)))
     return begin - at.min_offset
 
 
@@ -163,7 +157,7 @@ def retain(txn: Transaction, topic: TopicInfo, clock: Clock, *, most: int | None
     out: dict[MessageQueue, int] = {}
     recorded, clocks = _clocks(txn, clock)
     if clocks is not recorded:
-        txn.put("meta", layout.CLOCKS, layout.clocks_to_json(clocks))
+        txn.put(Setting(schema.CLOCKS, None, schema.clocks_to_text(clocks)))
     for overdue in (_expired, _oldest):
         for queue, gone in overdue(txn, topic, clocks, clock, most).items():
             out[queue] = out.get(queue, 0) + _delete(txn, topic, queue, gone)
@@ -184,15 +178,15 @@ def is_overdue(txn: Transaction, topic: TopicInfo, clock: Clock) -> bool:
 
 def _expired(
     txn: Transaction, topic: TopicInfo, clocks: Clocks, clock: Clock, most: int | None
-) -> dict[MessageQueue, list[tuple[int, Chunk]]]:
+) -> dict[MessageQueue, list[Chunk]]:
     """Return the first chunks of each queue whose messages are all too old."""
-    out: dict[MessageQueue, list[tuple[int, Chunk]]] = {}
+    out: dict[MessageQueue, list[Chunk]] = {}
     if topic.retention_seconds is None:
         return out
     older = clock.wall() - clocks.ahead(clock.instant(), topic.retention_seconds) - int(topic.retention_seconds * 1e6)
     for queue in queues_of(topic):
         at = state(txn, queue)
-        expired = itertools.takewhile(lambda part: part[1].last_stored < older, chunks(txn, queue, at, at.min_offset))
+        expired = itertools.takewhile(lambda chunk: chunk.last_stored < older, chunks(txn, queue, at, at.min_offset))
         gone = list(itertools.islice(expired, most))
         if gone:
             out[queue] = gone
@@ -202,7 +196,7 @@ def _expired(
 
 def _oldest(
     txn: Transaction, topic: TopicInfo, clocks: Clocks, clock: Clock, most: int | None
-) -> dict[MessageQueue, list[tuple[int, Chunk]]]:
+) -> dict[MessageQueue, list[Chunk]]:
     """Return the topic's oldest chunks, from all queues, such that at least the bytes of its limit remain.
 
     The space of a chunk in a segment becomes free only when the segment is deleted. So a chunk is deleted if the topic's share of the
@@ -211,7 +205,7 @@ def _oldest(
     limit's bytes of readable messages always remain.
     """
     del clocks, clock
-    out: dict[MessageQueue, list[tuple[int, Chunk]]] = {}
+    out: dict[MessageQueue, list[Chunk]] = {}
     limit = topic.retention_bytes
     if limit is None:
         return out
@@ -220,18 +214,18 @@ def _oldest(
     excess = payloads.space(txn, topic) - limit
     if readable <= 0:
         return out
-    going: set[bytes] = set()
-    waiting: list[tuple[int, MessageQueue, int, Chunk, Iterator[tuple[int, Chunk]]]] = []
+    going: set[str] = set()
+    waiting: list[tuple[int, MessageQueue, Chunk, Iterator[Chunk]]] = []
 
-    def push(queue: MessageQueue, rest: Iterator[tuple[int, Chunk]]) -> None:
-        entry = next(rest, None)
-        if entry is not None:
-            heapq.heappush(waiting, (entry[1].last_stored, queue, *entry, rest))
+    def push(queue: MessageQueue, rest: Iterator[Chunk]) -> None:
+        chunk = next(rest, None)
+        if chunk is not None:
+            heapq.heappush(waiting, (chunk.last_stored, queue, chunk, rest))
 
     for queue, at in states.items():
         push(queue, chunks(txn, queue, at, at.min_offset))
     while waiting and (most is None or most > 0):
-        _, queue, first, chunk, rest = heapq.heappop(waiting)
+        _, queue, chunk, rest = heapq.heappop(waiting)
         if chunk.stored_bytes > readable:
             continue
         if chunk.segment not in going:
@@ -244,7 +238,7 @@ def _oldest(
             if chunk.segment != INLINE:
                 going.add(chunk.segment)
         readable -= chunk.stored_bytes
-        out.setdefault(queue, []).append((first, chunk))
+        out.setdefault(queue, []).append(chunk)
         most = None if most is None else most - 1
         push(queue, rest)
     return out
@@ -252,32 +246,39 @@ def _oldest(
 
 def _clocks(txn: Transaction, clock: Clock) -> tuple[Clocks | None, Clocks]:
     """Return the store's record of the clocks, and what it should be: the same, unless the wall clock was set or the machine restarted."""
-    value = txn.get("meta", layout.CLOCKS)
-    clocks = None if value is None else layout.clocks_from_json(value)
+    setting = txn.get(SETTINGS, schema.CLOCKS)
+    clocks = None if setting is None or setting.text is None else schema.clocks_of(setting.text)
     now, wall = clock.instant(), clock.wall()
     return clocks, Clocks(now, wall) if clocks is None else clocks.read(now, wall)
 
 
+def topic_at(txn: Transaction, name: str) -> TopicInfo | None:
+    """Return a topic's record, None if there is no such topic."""
+    row = txn.get(TOPICS, schema.topic_name(name))
+    return None if row is None else TopicInfo(*row)
+
+
 def topic_of(txn: Transaction, name: str) -> TopicInfo:
     """Return a topic's record. Raises TopicError MISSING."""
-    value = txn.get("topics", layout.topic_key(name))
-    if value is None:
+    topic = topic_at(txn, name)
+    if topic is None:
         raise missing_topic(name)
-    return TopicInfo(**json.loads(value))
+    return topic
 
 
 def incarnation_of(txn: Transaction, name: str) -> str:
     """Return what distinguishes a topic from an earlier one of the same name, "" if there is no such topic."""
-    value = txn.get("topics", layout.topic_key(name))
-    return "" if value is None else str(json.loads(value)["incarnation"])
+    topic = topic_at(txn, name)
+    return "" if topic is None else topic.incarnation
 
 
 def all_topics(txn: Transaction) -> list[TopicInfo]:
-    return [TopicInfo(**json.loads(value)) for _, value in txn.scan("topics")]
+    return [TopicInfo(*row) for row in txn.scan(TOPICS)]
 
 
 def put_topic(txn: Transaction, topic: TopicInfo) -> None:
-    txn.put("topics", layout.topic_key(topic.name), json.dumps(asdict(topic)).encode())
+    seconds = topic.retention_seconds
+    txn.put(TopicRow(**asdict(topic) | {"retention_seconds": None if seconds is None else float(seconds)}))
 
 
 def new_incarnation() -> str:
@@ -291,11 +292,11 @@ def put_queues(txn: Transaction, topic: TopicInfo, begin: int = 0) -> None:
     if not begin:
         payloads.begin_space(txn, topic)
     for queue in queues_of(topic)[begin:]:
-        txn.put("queues", layout.queue_key(queue), layout.QueueState(0, 0, 0, 0).pack())
+        txn.put(QueueRow(*schema.key_of(queue)))
 
 
 def made(txn: Transaction, name: str, queues: int) -> TopicInfo:
     """Return a topic that the broker keeps for a group. It is created without retention if it is missing."""
-    if txn.get("topics", layout.topic_key(name)) is None:
+    if topic_at(txn, name) is None:
         put_queues(txn, TopicInfo(name, queues, new_incarnation(), None, None, DEFAULT_COMPRESSION))
     return topic_of(txn, name)

@@ -17,9 +17,9 @@ from orderedmq.embedded import garbage, index, payloads
 from orderedmq.embedded.clock import Clock
 from orderedmq.embedded.index import topic_of
 from orderedmq.embedded.staging import EmbeddedStaging, discard, make_visible
-from orderedmq.embedded.store import layout
-from orderedmq.embedded.store.environment import Store
-from orderedmq.embedded.store.layout import Chunk
+from orderedmq.embedded.store import schema
+from orderedmq.embedded.store.database import Store
+from orderedmq.embedded.store.schema import QUEUES, Chunk, QueueRow
 from orderedmq.embedded.store.store_file import another_store
 from orderedmq.embedded.store.transaction import Transaction
 from orderedmq.errors import OptionError, StoreError, aged_out, beyond_end, recreated
@@ -42,8 +42,8 @@ def append_rows(txn: Transaction, topic: TopicInfo, queue: MessageQueue, rows: p
     begin = end = index.state(txn, queue).max_offset
     number = codec.CODECS.index(topic.compression)
     for piece in codec.pieces(rows):
-        payload, chunk = codec.encode(piece, number, now)
-        end = index.add(txn, topic, queue, chunk, now, payload).end
+        payload, chunk = codec.encode(piece, queue, number, now)
+        end = index.add(txn, topic, chunk, now, payload).end
     return OffsetRange(begin, end)
 
 
@@ -57,12 +57,12 @@ def rows_between(
     """
     topic, at = topic_of(txn, queue.topic), index.state(txn, queue)
     _require_there(queue, at, begin, end)
-    for first, chunk in index.chunks(txn, queue, at, begin) if begin < end else ():
+    for chunk in index.chunks(txn, queue, at, begin) if begin < end else ():
+        first = chunk.first_offset
         if first >= end:
             return
         skipped = max(0, begin - first)
-        whole = _whole(txn, topic, queue, first, chunk, columns)
-        yield whole.slice(skipped, min(end, first + chunk.rows) - first - skipped)
+        yield _whole(txn, topic, chunk, columns).slice(skipped, min(end, chunk.end) - first - skipped)
 
 
 def rows_at(txn: Transaction, queue: MessageQueue, offsets: Sequence[int], columns: tuple[str, ...]) -> pa.RecordBatch:
@@ -71,27 +71,24 @@ def rows_at(txn: Transaction, queue: MessageQueue, offsets: Sequence[int], colum
     _require_there(queue, at, offsets[0], offsets[-1] + 1)
     batches, done = [], 0
     while done < len(offsets):
-        first, chunk = index.holding(txn, queue, offsets[done])
-        end = bisect.bisect_left(offsets, first + chunk.rows, done)
-        whole = _whole(txn, topic, queue, first, chunk, columns)
-        batches.append(whole.take(pa.array([offset - first for offset in offsets[done:end]], pa.int64())))
+        chunk = index.holding(txn, queue, offsets[done])
+        end = bisect.bisect_left(offsets, chunk.end, done)
+        places = pa.array([offset - chunk.first_offset for offset in offsets[done:end]], pa.int64())
+        batches.append(_whole(txn, topic, chunk, columns).take(places))
         done = end
     return concat_batches(batches)
 
 
-def _require_there(queue: MessageQueue, at: layout.QueueState, begin: int, end: int) -> None:
+def _require_there(queue: MessageQueue, at: QueueRow, begin: int, end: int) -> None:
     if begin < at.min_offset:
         raise aged_out(queue, begin, at.min_offset)
     if end > at.max_offset:
         raise beyond_end(queue, at.max_offset, f"offset {end - 1} was asked for", EmbeddedLog.tail_loss)
 
 
-def _whole(
-    txn: Transaction, topic: TopicInfo, queue: MessageQueue, first: int, chunk: Chunk, columns: tuple[str, ...]
-) -> pa.RecordBatch:
+def _whole(txn: Transaction, topic: TopicInfo, chunk: Chunk, columns: tuple[str, ...]) -> pa.RecordBatch:
     """Return all messages of a chunk. All texts are valid UTF-8."""
-    payload = payloads.load(txn, queue, first, chunk)
-    return repaired_rows(codec.rows_of(payload, chunk, columns, queue, first, topic.incarnation))[0]
+    return repaired_rows(codec.rows_of(payloads.load(txn, chunk), chunk, columns, topic.incarnation))[0]
 
 
 class EmbeddedLog:
@@ -104,7 +101,7 @@ class EmbeddedLog:
         self._clock = clock
         self._malformed = MalformedText()
         #: Place, columns and rows of the chunk that was read last. They are kept because consecutive small pulls read the same chunk.
-        self._last: tuple[bytes, int, tuple[str, ...], pa.RecordBatch] | None = None
+        self._last: tuple[str, int, tuple[str, ...], pa.RecordBatch] | None = None
 
     def reading(self, how: PullSettings) -> EmbeddedLog:
         """Return this log, which needs no settings because it prefetches nothing."""
@@ -148,9 +145,8 @@ class EmbeddedLog:
         out: dict[MessageQueue, QueueBounds] = {}
         with self._store.read() as txn:
             for queue in queues:
-                value = txn.get("queues", layout.queue_key(queue))
-                if value is not None:
-                    at = layout.QueueState.unpack(value)
+                at = txn.get(QUEUES, *schema.key_of(queue))
+                if at is not None:
                     out[queue] = QueueBounds(at.min_offset, at.max_offset)
         return out
 
@@ -160,16 +156,15 @@ class EmbeddedLog:
             low, high = at.min_offset, at.max_offset
             # A binary search over chunks works because store timestamps never go back within a queue.
             while low < high:
-                first, chunk = index.holding(txn, queue, (low + high) // 2)
+                chunk = index.holding(txn, queue, (low + high) // 2)
                 if chunk.last_stored < timestamp:
-                    low = first + chunk.rows
+                    low = chunk.end
                 elif chunk.first_stored >= timestamp:
-                    high = first
+                    high = chunk.first_offset
                 else:
-                    payload = payloads.load(txn, queue, first, chunk)
-                    stamps = codec.decode(payload, chunk, _STORED)["store_timestamp"]
+                    stamps = codec.decode(payloads.load(txn, chunk), chunk, _STORED)["store_timestamp"]
                     later = pc.greater_equal(stamps, pa.scalar(timestamp, stamps.type))
-                    return first + int(pc.index(later, True).as_py())
+                    return chunk.first_offset + int(pc.index(later, True).as_py())
             return max(low, at.min_offset)
 
         return self._store.consult(find)
@@ -178,15 +173,15 @@ class EmbeddedLog:
         def find(txn: Transaction) -> dict[MessageQueue, int]:
             found = {}
             for queue, offset in offsets.items():
-                value = txn.get("queues", layout.queue_key(queue))
-                at = layout.QueueState.unpack(value) if value is not None else layout.QueueState(0, 0, 0, 0)
+                at = _state(txn, queue)
                 if not at.min_offset <= offset < at.max_offset:
                     continue
-                first, chunk = index.holding(txn, queue, offset)
+                chunk = index.holding(txn, queue, offset)
+                first = chunk.first_offset
                 found[queue] = chunk.first_stored
                 # Only a merged chunk has several store times.
                 if chunk.first_stored < chunk.last_stored and offset > first:
-                    stamps = codec.decode(payloads.load(txn, queue, first, chunk), chunk, _STORED)["store_timestamp"]
+                    stamps = codec.decode(payloads.load(txn, chunk), chunk, _STORED)["store_timestamp"]
                     found[queue] = stamps.cast(pa.int64())[offset - first].as_py()
             return found
 
@@ -195,19 +190,18 @@ class EmbeddedLog:
     def advance(self, queue: MessageQueue, begin: int, end: int, max_bytes: int) -> int:
         def find(txn: Transaction) -> int:
             left = max_bytes
-            value = txn.get("queues", layout.queue_key(queue))
-            at = layout.QueueState.unpack(value) if value is not None else layout.QueueState(0, 0, 0, 0)
-            for first, chunk in index.chunks(txn, queue, at, begin):
+            for chunk in index.chunks(txn, queue, _state(txn, queue), begin):
+                first = chunk.first_offset
                 if first >= end:
                     break
-                whole = begin <= first and first + chunk.rows <= end
+                whole = begin <= first and chunk.end <= end
                 if whole and chunk.body_bytes <= left:
                     left -= chunk.body_bytes
                     continue
-                low, high = max(begin, first), min(end, first + chunk.rows)
+                low, high = max(begin, first), min(end, chunk.end)
                 if low >= high:
                     break
-                body = codec.decode(payloads.load(txn, queue, first, chunk), chunk, _BODY)["body"]
+                body = codec.decode(payloads.load(txn, chunk), chunk, _BODY)["body"]
                 sizes = pc.binary_length(body.slice(low - first, high - low))
                 sums = pc.cumulative_sum(sizes.cast(pa.int64()))
                 fitting = int(pc.sum(pc.less_equal(sums, left)).as_py() or 0)
@@ -231,7 +225,7 @@ class EmbeddedLog:
         # A store answers immediately, so no deadline is needed.
         del until
 
-        def gather(txn: Transaction) -> tuple[TopicInfo, list[tuple[int, Chunk, Any]]]:
+        def gather(txn: Transaction) -> tuple[TopicInfo, list[tuple[Chunk, Any]]]:
             topic = topic_of(txn, queue.topic)
             if anchor is not None and _incarnation(anchor) != topic.incarnation:
                 raise recreated(queue.topic)
@@ -247,7 +241,7 @@ class EmbeddedLog:
         topic, parts = self._store.consult(gather)
         if not parts:
             return _empty(columns)
-        return self._join(parts, queue, offset, max_messages, max_bytes, columns, topic.incarnation)
+        return self._join(parts, offset, max_messages, max_bytes, columns, topic.incarnation)
 
     def pull_matching(
         self,
@@ -280,35 +274,34 @@ class EmbeddedLog:
         self,
         txn: Transaction,
         queue: MessageQueue,
-        at: layout.QueueState,
+        at: QueueRow,
         offset: int,
         max_messages: int,
         max_bytes: int,
         columns: tuple[str, ...],
-    ) -> list[tuple[int, Chunk, bytes | pa.Buffer | pa.RecordBatch]]:
+    ) -> list[tuple[Chunk, bytes | pa.Buffer | pa.RecordBatch]]:
         """Return one or more consecutive chunks, from the one that holds ``offset`` on, with their payloads or decoded rows.
 
         Chunks are added until they have a quarter of ``max_messages``, or until the next chunk would exceed ``max_bytes``.
         """
-        parts: list[tuple[int, Chunk, bytes | pa.Buffer | pa.RecordBatch]] = []
+        parts: list[tuple[Chunk, bytes | pa.Buffer | pa.RecordBatch]] = []
         rows = size = 0
-        for first, chunk in index.chunks(txn, queue, at, offset):
+        for chunk in index.chunks(txn, queue, at, offset):
             if parts and (rows >= max_messages // 4 or size + chunk.body_bytes > max_bytes):
                 break
             last = self._last
             if last is not None and last[:3] == (chunk.segment, chunk.position, columns):
-                parts.append((first, chunk, last[3]))
+                parts.append((chunk, last[3]))
             else:
                 # `_join` verifies the payload, after the transaction has ended.
-                parts.append((first, chunk, txn.payload(chunk)))
-            rows += first + chunk.rows - max(first, offset)
+                parts.append((chunk, txn.payload(chunk)))
+            rows += chunk.end - max(chunk.first_offset, offset)
             size += chunk.body_bytes
         return parts
 
     def _join(
         self,
-        parts: list[tuple[int, Chunk, bytes | pa.Buffer | pa.RecordBatch]],
-        queue: MessageQueue,
+        parts: list[tuple[Chunk, bytes | pa.Buffer | pa.RecordBatch]],
         offset: int,
         max_messages: int,
         max_bytes: int,
@@ -316,14 +309,14 @@ class EmbeddedLog:
         incarnation: str,
     ) -> pa.RecordBatch:
         batches = []
-        for first, chunk, payload in parts:
+        for chunk, payload in parts:
+            first = chunk.first_offset
             if isinstance(payload, pa.RecordBatch):
                 batch = payload
             else:
-                codec.verify(payload, chunk, queue, first)
-                batch = self._malformed.repaired(
-                    codec.rows_of(payload, chunk, columns, queue, first, incarnation), queue, first
-                )
+                codec.verify(payload, chunk)
+                rows = codec.rows_of(payload, chunk, columns, incarnation)
+                batch = self._malformed.repaired(rows, schema.queue_of(chunk), first)
                 self._last = (chunk.segment, chunk.position, columns, batch)
             batches.append(batch.slice(max(0, offset - first)))
         joined = batches[0] if len(batches) == 1 else concat_batches(batches)
@@ -363,6 +356,11 @@ class EmbeddedLog:
             with contextlib.suppress(StoreError), self._store.write() as txn:
                 discard(txn, [receipt])
             raise
+
+
+def _state(txn: Transaction, queue: MessageQueue) -> QueueRow:
+    """Return a queue's state, that of an empty queue if it does not exist."""
+    return txn.get(QUEUES, *schema.key_of(queue)) or QueueRow(queue.topic, queue.queue_id)
 
 
 def _incarnation(anchor: str) -> str:

@@ -11,6 +11,7 @@ A publish writes index entries, not messages (except small chunks, which it stor
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -22,8 +23,9 @@ from orderedmq.embedded.clock import Clock
 from orderedmq.embedded.index import incarnation_of
 from orderedmq.embedded.runs import Registration
 from orderedmq.embedded.staging import EmbeddedStaging, discard, make_visible
-from orderedmq.embedded.store import layout
-from orderedmq.embedded.store.environment import Store
+from orderedmq.embedded.store import schema
+from orderedmq.embedded.store.database import Store
+from orderedmq.embedded.store.schema import BATCHES, BatchRow
 from orderedmq.embedded.store.transaction import Transaction
 from orderedmq.errors import NEWEST_CHECKPOINT, SinkError
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue, OffsetRange
@@ -94,13 +96,14 @@ class EmbeddedOutbox:
         Raises SinkError OUT_OF_ORDER. Unless ``skip`` applies, also raises REPLAY_DIFFERS or BATCH_TOO_OLD.
         """
         assert batch.sink_id is not None
-        key = layout.sink_key(batch.sink_id)
-        value, latest = txn.get("batches", key + layout.number(batch.batch_id)), _latest(txn, key)
+        sink = schema.sink_key(batch.sink_id)
+        former, last = txn.get(BATCHES, sink, batch.batch_id), txn.last(BATCHES, sink)
+        latest = None if last is None else last.batch_id
         ranges = bool(record["sources"])
-        if not is_repeat(batch.sink_id, batch.batch_id, latest, value is not None, skip=skip, ranges=ranges):
+        if not is_repeat(batch.sink_id, batch.batch_id, latest, former is not None, skip=skip, ranges=ranges):
             return False
-        if value is not None:
-            old = json.loads(value)
+        if former is not None:
+            old = json.loads(former.record)
             require_same(batch.sink_id, batch.batch_id, latest, _other_ranges(old, record), skip=skip, ranges=True)
             require_same(batch.sink_id, batch.batch_id, latest, _other_rows(old, record), skip=skip)
         return True
@@ -119,28 +122,24 @@ class EmbeddedOutbox:
                     behind[source.token.group, source.queue.topic, source.queue.queue_id] = source.offsets
         if not behind:
             return
-        for key, value in txn.scan("batches", layout.sink_key(batch.sink_id)):
-            for group, topic, queue_id, begin, end, incarnation in json.loads(value)["sources"]:
+        for former in txn.scan(BATCHES, schema.sink_key(batch.sink_id)):
+            for group, topic, queue_id, begin, end, incarnation in json.loads(former.record)["sources"]:
                 again = behind.get((group, topic, queue_id))
                 if again is not None and incarnation == incarnation_of(txn, topic) and again.begin < end and begin < again.end:
                     raise SinkError(
                         SinkCondition.REPLAY_DIFFERS,
                         f"batch {batch.batch_id} of this query has messages {again.begin} to {again.end - 1} of queue {topic}/{queue_id}, but "
-                        f"batch {layout.to_number(key[-8:])} has already published {begin} to {end - 1}: the checkpoint is an old copy that "
+                        f"batch {former.batch_id} has already published {begin} to {end - 1}: the checkpoint is an old copy that "
                         f"ran with other limits. {NEWEST_CHECKPOINT}, which resumes at the group's offset",
                     )
 
     def _remember(self, txn: Transaction, batch: SinkBatch, record: Mapping[str, Any]) -> None:
         assert batch.sink_id is not None
-        key = layout.sink_key(batch.sink_id)
-        txn.put("batches", key + layout.number(batch.batch_id), json.dumps(record).encode())
-        old = []
-        for record_key, _ in txn.scan("batches", key):
-            if layout.to_number(record_key[-8:]) > batch.batch_id - KEPT_BATCHES:
-                break
-            old.append(record_key)
-        for record_key in old:
-            txn.delete("batches", record_key)
+        sink = schema.sink_key(batch.sink_id)
+        txn.put(BatchRow(sink, batch.batch_id, json.dumps(record)))
+        kept_from = batch.batch_id - KEPT_BATCHES + 1
+        for old in list(itertools.takewhile(lambda former: former.batch_id < kept_from, txn.scan(BATCHES, sink))):
+            txn.delete(BATCHES, sink, old.batch_id)
 
 
 def forget_topics(txn: Transaction, topics: Collection[str]) -> None:
@@ -149,22 +148,17 @@ def forget_topics(txn: Transaction, topics: Collection[str]) -> None:
     The record of a batch that also wrote to other topics stays, with 0 rows in each queue that is gone, and so does a record before one
     that stays, because a sink's batches are written in order.
     """
-    kept: set[bytes] = set()
-    for key, value in reversed(list(txn.scan("batches"))):
-        record, sink = json.loads(value), key[:-8]
+    kept: set[str] = set()
+    for batch in reversed(list(txn.scan(BATCHES))):
+        record = json.loads(batch.record)
         rows = [[topic, queue_id, 0 if topic in topics else count] for topic, queue_id, count in record["rows"]]
-        if rows and sink not in kept and not any(count for _, _, count in rows):
-            txn.delete("batches", key)
+        if rows and batch.sink not in kept and not any(count for _, _, count in rows):
+            txn.delete(BATCHES, batch.sink, batch.batch_id)
             continue
-        kept.add(sink)
+        kept.add(batch.sink)
         if rows != record["rows"]:
             spread = {topic: count for topic, count in record["spread"].items() if topic not in topics}
-            txn.put("batches", key, json.dumps(record | {"rows": rows, "spread": spread}).encode())
-
-
-def _latest(txn: Transaction, key: bytes) -> int | None:
-    last = txn.last("batches", key)
-    return None if last is None else layout.to_number(last[-8:])
+            txn.put(batch._replace(record=json.dumps(record | {"rows": rows, "spread": spread})))
 
 
 def _record(txn: Transaction, sources: Iterable[Registration], receipts: Iterable[Receipt]) -> dict[str, Any]:

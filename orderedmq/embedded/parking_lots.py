@@ -1,14 +1,16 @@
 """Parking lots in the store: parks messages, forgets settled ones, and counts parked ones (rules: parking).
 
-The database ``parked`` records the place from which each parked message was copied, so that a message is copied only once. A record is
+The table ``parked`` records the place from which each parked message was copied, so that a message is copied only once. A record is
 deleted when the group's offset passes that place. When the group's offset in a lot moves, only messages below the former offset are
 deleted. The messages between the former offset and the new one stay, because their batch may be repeated.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pyarrow as pa
 
@@ -16,9 +18,10 @@ from orderedmq.broker import TopicInfo
 from orderedmq.embedded import index
 from orderedmq.embedded.index import made, put_queues, topic_of
 from orderedmq.embedded.log import append_rows, rows_at, rows_between
-from orderedmq.embedded.store import layout
+from orderedmq.embedded.store import schema
+from orderedmq.embedded.store.schema import PARKED, QUEUES, TOPICS, ParkedRow
 from orderedmq.embedded.store.transaction import Transaction
-from orderedmq.model import PARKED_PREFIX, MessageQueue
+from orderedmq.model import MessageQueue
 from orderedmq.parking import LOT_COLUMNS, SOURCE_COLUMNS, Command, Lot, Parking, command_rows, origin, parked_queue, to_park
 from orderedmq.schema import concat_batches
 
@@ -37,12 +40,12 @@ def put(
     BEYOND_END.
     """
     lot = parked_queue(group, queue)
-    new: dict[bytes, Parking] = {}
+    new: dict[tuple[Any, ...], Parking] = {}
     answers = []
     for each in parkings:
         if each.source not in (queue, lot):
             raise ValueError(f"{each.source} is neither queue {queue} nor its parking lot {lot}")
-        key = layout.message_key(group, each.source, each.at)
+        key = (group, *schema.key_of(each.source), each.at)
         unsettled = each.at >= settled.get(each.source, 0)
         if unsettled and key not in new and not _lies(txn, key, settled.get(lot, 0)):
             new[key] = each
@@ -52,14 +55,14 @@ def put(
         rows = to_park(_copied(txn, list(new.values())), list(new.values()))
         begin = append_rows(txn, topic, lot, rows, now).begin
         for number, key in enumerate(new):
-            txn.put("parked", key, layout.number(begin + number))
+            txn.put(ParkedRow(*key, begin + number))
     return answers
 
 
-def _lies(txn: Transaction, key: bytes, begin: int) -> bool:
+def _lies(txn: Transaction, key: tuple[Any, ...], begin: int) -> bool:
     """Whether the message recorded under ``key`` is still in the lot, at ``begin`` or later. A seek may have dropped the message."""
-    place = txn.get("parked", key)
-    return place is not None and layout.to_number(place) >= begin
+    parked = txn.get(PARKED, *key)
+    return parked is not None and parked.lot_offset >= begin
 
 
 def _lots(txn: Transaction, queue: MessageQueue, lot: MessageQueue) -> TopicInfo:
@@ -95,18 +98,14 @@ def command(txn: Transaction, group: str, queue: MessageQueue, commands: Sequenc
 
 
 def exists(txn: Transaction, lot: MessageQueue) -> bool:
-    return txn.get("queues", layout.queue_key(lot)) is not None
+    return txn.get(QUEUES, *schema.key_of(lot)) is not None
 
 
 def forget(txn: Transaction, group: str, queue: MessageQueue, offset: int) -> None:
     """Delete the records of messages that were parked from offsets of ``queue`` below the group's new ``offset``."""
-    settled = []
-    for key, _ in txn.scan("parked", layout.group_key(group, queue)):
-        if layout.index_offset(key) >= offset:
-            break
-        settled.append(key)
-    for key in settled:
-        txn.delete("parked", key)
+    below = itertools.takewhile(lambda parked: parked.message_offset < offset, txn.scan(PARKED, group, *schema.key_of(queue)))
+    for parked in list(below):
+        txn.delete(PARKED, *parked[:4])
 
 
 def trim(txn: Transaction, lot: MessageQueue, before: int | None, offset: int) -> None:
@@ -138,5 +137,4 @@ def of_topic(txn: Transaction, topic: str) -> list[TopicInfo]:
 
 
 def _origins(txn: Transaction) -> list[tuple[str, tuple[str, str]]]:
-    names = [key.decode() for key, _ in txn.scan("topics", PARKED_PREFIX.encode())]
-    return [(name, parked_by) for name in names if (parked_by := origin(name)) is not None]
+    return [(row.name, parked_by) for row in txn.scan(TOPICS) if (parked_by := origin(row.name)) is not None]

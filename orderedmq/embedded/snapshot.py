@@ -1,8 +1,8 @@
-"""Copies a store that is in use: a consistent snapshot of its entries, and the segments that they need.
+"""Copies a store that is in use: a consistent snapshot of its index, and the segments that they need.
 
 Rules: segments never change, so they are hard-linked into the copy, or copied if it is on another file system. Most segments are
-linked while other processes write. The rest are linked in the write transaction that also takes the snapshot of the entries, so that
-no segment is deleted in between. The copy's ``data.mdb`` gets its name last, because a folder without this file is not a store.
+linked while other processes write. The rest are linked in the write transaction that also takes the snapshot of the index, so that
+no segment is deleted in between. The copy's index gets its name last, because a folder without this file is not a store.
 """
 
 from __future__ import annotations
@@ -16,15 +16,17 @@ from pathlib import Path
 from typing import Final
 
 from orderedmq.conditions import StoreCondition
-from orderedmq.embedded.store.environment import MAP_SIZE, Store
+from orderedmq.embedded.store.database import Store
 from orderedmq.embedded.store.filesystem import make_folder, sync_folder
+from orderedmq.embedded.store.schema import SEGMENTS
 from orderedmq.embedded.store.segments import FOLDER, name_of
+from orderedmq.embedded.store.store_file import FILE
 from orderedmq.embedded.store.transaction import Transaction, damaged
 from orderedmq.errors import StoreError
 
 #: Maximum number of passes before the write transaction. Each pass finds fewer new segments, because the previous one took less time.
 _PASSES: Final = 5
-#: The folder inside the copy into which the entries are copied first. Until the copy is complete, it keeps other snapshots out.
+#: The folder inside the copy into which the index is copied first. Until the copy is complete, it keeps other snapshots out.
 _UNFINISHED: Final = "unfinished"
 
 
@@ -50,7 +52,7 @@ def snapshot(path: str | Path, target: str | Path) -> StoreCopy:
     Store.require_there(source)
     store = Store.open(source)
     try:
-        with Store(copy, MAP_SIZE).errors_mapped("be made"):
+        with Store(copy).errors_mapped("be made"):
             if copy == source or source in copy.parents:
                 why = f"{copy} is inside the store at {source}. Give another folder, which is empty or missing"
                 raise StoreError(StoreCondition.NOT_EMPTY, why)
@@ -65,10 +67,10 @@ class _Copy:
         self._target = target
         self._segments = target / FOLDER
         #: The segments that are in the copy, and whether each is a link.
-        self._taken: dict[bytes, bool] = {}
+        self._taken: dict[str, bool] = {}
 
     def make(self) -> StoreCopy:
-        unfinished, data = _claimed(self._target), self._target / "data.mdb"
+        unfinished, data = _claimed(self._target), self._target / FILE
         try:
             make_folder(self._segments)
             for _ in range(_PASSES):
@@ -76,9 +78,9 @@ class _Copy:
                     wanted = _wanted(txn)
                 if not self._take(wanted, needed=False):
                     break
-            self._store.copy_entries(unfinished, lambda txn: self._finish(_wanted(txn)), self._target)
+            self._store.copy_index(unfinished, lambda txn: self._finish(_wanted(txn)), self._target)
             sync_folder(self._segments)
-            os.rename(unfinished / "data.mdb", data)
+            os.rename(unfinished / FILE, data)
             sync_folder(self._target)
         except BaseException:
             with contextlib.suppress(OSError):
@@ -90,7 +92,7 @@ class _Copy:
         files = [data, *self._segments.iterdir()]
         return StoreCopy(len(self._taken), sum(self._taken.values()), sum(file.stat().st_size for file in files))
 
-    def _take(self, wanted: set[bytes], *, needed: bool) -> int:
+    def _take(self, wanted: set[str], *, needed: bool) -> int:
         """Link or copy the new segments, and return their number. A segment that no longer exists is skipped if it is not ``needed``."""
         new = wanted - set(self._taken)
         for segment in sorted(new):
@@ -102,7 +104,7 @@ class _Copy:
                     raise damaged(self._store.path, f"segment file {source.name} is missing") from error
         return len(new)
 
-    def _finish(self, wanted: set[bytes]) -> None:
+    def _finish(self, wanted: set[str]) -> None:
         self._take(wanted, needed=True)
         for segment in set(self._taken) - wanted:
             (self._segments / name_of(segment)).unlink()
@@ -126,8 +128,8 @@ def _claimed(target: Path) -> Path:
     )
 
 
-def _wanted(txn: Transaction) -> set[bytes]:
-    return {segment for segment, _ in txn.scan("segments")}
+def _wanted(txn: Transaction) -> set[str]:
+    return {segment.token for segment in txn.scan(SEGMENTS)}
 
 
 def _link(source: Path, target: Path) -> bool:

@@ -25,9 +25,9 @@ from orderedmq.embedded import chunk_codec as codec
 from orderedmq.embedded import index, payloads, runs
 from orderedmq.embedded.clock import Clock
 from orderedmq.embedded.index import topic_of
-from orderedmq.embedded.store import layout, transaction
-from orderedmq.embedded.store.environment import Store
-from orderedmq.embedded.store.layout import Chunk
+from orderedmq.embedded.store import schema, transaction
+from orderedmq.embedded.store.database import Store
+from orderedmq.embedded.store.schema import BATCHES, SEGMENTS, Chunk
 from orderedmq.embedded.store.segment_file import Header, SegmentWriter
 from orderedmq.embedded.store.transaction import Transaction
 from orderedmq.errors import SinkError, StoreError, rows_gone
@@ -41,7 +41,6 @@ THREAD_BYTES: Final = 1024 * 1024
 class StagedChunk(NamedTuple):
     """A chunk that is not visible yet, and its payload if it is not in a segment."""
 
-    queue: MessageQueue
     chunk: Chunk
     payload: bytes | None
 
@@ -98,8 +97,8 @@ class EmbeddedStaging:
         count = None
         if self._batch is not None and self._batch.sink_id is not None:
             with self._store.read() as txn:
-                record = txn.get("batches", layout.sink_key(self._batch.sink_id) + layout.number(self._batch.batch_id))
-            count = json.loads(record)["spread"].get(topic) if record is not None else None
+                batch = txn.get(BATCHES, schema.sink_key(self._batch.sink_id), self._batch.batch_id)
+            count = json.loads(batch.record)["spread"].get(topic) if batch is not None else None
         queues = list(proposed) if count is None else [MessageQueue(topic, EMBEDDED_BROKER, number) for number in range(count)]
         self._spread[topic] = len(queues)
         return queues
@@ -128,8 +127,8 @@ class EmbeddedStaging:
         """See `Staging.receipt`. When this returns, all rows are on the disk or in the receipt."""
         if self._thread is None:
             encoded = list(self._encode(self._waiting))
-            if sum(chunk.stored_bytes for _, _, chunk in encoded) <= transaction.INLINE_BYTES:
-                self._chunks = [StagedChunk(queue, chunk, b"".join(payload)) for queue, payload, chunk in encoded]
+            if sum(chunk.stored_bytes for _, chunk in encoded) <= transaction.INLINE_BYTES:
+                self._chunks = [StagedChunk(chunk, b"".join(payload)) for payload, chunk in encoded]
             else:
                 self._write(encoded)
         else:
@@ -161,7 +160,7 @@ class EmbeddedStaging:
             self._writer.abandon()
             # The caller has an error to raise, which an error here must not replace.
             with contextlib.suppress(StoreError):
-                self._store.segments.delete(self._writer.segment)
+                self._store.segments.delete(self._writer.token)
 
     def close(self) -> None:
         """Release the segment's lock after the segment was published. Only for rows that this process itself publishes."""
@@ -179,22 +178,21 @@ class EmbeddedStaging:
             except BaseException as error:  # handed to the task's thread, which raises it
                 self._error = error
 
-    def _encode(self, work: list[tuple[MessageQueue, pa.RecordBatch]]) -> Iterator[tuple[MessageQueue, codec.Pieces, Chunk]]:
+    def _encode(self, work: list[tuple[MessageQueue, pa.RecordBatch]]) -> Iterator[tuple[codec.Pieces, Chunk]]:
         born = self._clock.wall()
         for queue, rows in work:
             for piece in codec.pieces(rows):
                 if self._compared:
                     self._content[queue.topic] = self._content.get(queue.topic, 0) + content_sum64(piece)
-                yield queue, *codec.encode(piece, self._codecs[queue.topic], born)
+                yield codec.encode(piece, queue, self._codecs[queue.topic], born)
 
-    def _write(self, encoded: Iterable[tuple[MessageQueue, codec.Pieces, Chunk]]) -> None:
+    def _write(self, encoded: Iterable[tuple[codec.Pieces, Chunk]]) -> None:
         with self._store.errors_mapped("write"):
-            for queue, payload, chunk in encoded:
+            for payload, chunk in encoded:
                 if self._writer is None:
                     self._writer = self._store.segments.create(self._header())
                 position = self._writer.append(payload)
-                placed = chunk._replace(segment=self._writer.segment, position=position)
-                self._chunks.append(StagedChunk(queue, placed, None))
+                self._chunks.append(StagedChunk(chunk._replace(segment=self._writer.token, position=position), None))
 
     def _header(self) -> Header:
         batch, now = self._batch, self._clock.instant()
@@ -204,7 +202,7 @@ class EmbeddedStaging:
             self.token,
             self._store.segments.store_id,
             own=False,
-            sink=None if batch.sink_id is None else layout.sink_key(batch.sink_id),
+            sink=None if batch.sink_id is None else schema.sink_key(batch.sink_id),
             batch=batch.batch_id,
             run=xxhash.xxh3_64_hexdigest((batch.run.run_id if batch.run else batch.job).encode()),
             boot=now.boot_id,
@@ -223,17 +221,18 @@ def make_visible(txn: Transaction, receipts: Iterable[Receipt], clock: Clock) ->
     ranges: dict[MessageQueue, OffsetRange] = {}
     for receipt in receipts:
         staged: Staged = receipt.staged
-        segment = bytes.fromhex(receipt.token)
-        if staged.size and (txn.segments.size(segment) != staged.size or txn.get("segments", segment) is not None):
+        segment = receipt.token
+        if staged.size and (txn.segments.size(segment) != staged.size or txn.get(SEGMENTS, segment) is not None):
             raise rows_gone(receipt.partition, receipt.token)
-        for queue, chunk, payload in staged.chunks:
-            topic = topics.get(queue.topic) or topics.setdefault(queue.topic, topic_of(txn, queue.topic))
+        for chunk, payload in staged.chunks:
+            topic = topics.get(chunk.topic) or topics.setdefault(chunk.topic, topic_of(txn, chunk.topic))
             if payload is None:
                 payloads.hold(txn, topic, chunk)
         # Count all chunks before adding any, because merging one chunk could otherwise release the segment that has the next.
-        for queue, chunk, payload in staged.chunks:
-            added[queue.topic] += 1
-            span = index.add(txn, topics[queue.topic], queue, chunk, now, None if payload is None else [payload])
+        for chunk, payload in staged.chunks:
+            added[chunk.topic] += 1
+            queue = schema.queue_of(chunk)
+            span = index.add(txn, topics[chunk.topic], chunk, now, None if payload is None else [payload])
             before = ranges.get(queue)
             ranges[queue] = OffsetRange(before.begin if before else span.begin, span.end)
     for topic in topics.values():
@@ -245,6 +244,5 @@ def discard(txn: Transaction, receipts: Iterable[Receipt]) -> None:
     """Delete the segments of receipts after the commit, unless they were published. ``txn`` must be a write transaction."""
     for receipt in receipts:
         staged: Any = receipt.staged
-        segment = bytes.fromhex(receipt.token)
-        if staged.size and txn.get("segments", segment) is None:
-            txn.drop(segment)
+        if staged.size and txn.get(SEGMENTS, receipt.token) is None:
+            txn.drop(receipt.token)

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 import orderedmq
-from orderedmq.embedded.store.environment import Store
+from orderedmq.embedded.store.database import Store
+from orderedmq.embedded.store.schema import LOCKS, OFFSETS
 from tests.contract.support import bodies
 from tests.live.faults.conftest import GROUP
 from tests.live.faults.faulty import FaultyReader
@@ -29,9 +30,10 @@ def forget_group(world: LoopWorld) -> None:
     store = Store.open(Path(world.path))
     try:
         with store.write() as txn:
-            for database in ("groups", "locks"):
-                for key in [key for key, _ in txn.scan(database, GROUP.encode() + b"\0")]:
-                    txn.delete(database, key)
+            for row in list(txn.scan(OFFSETS, GROUP)):
+                txn.delete(OFFSETS, *row[:3])
+            for lock in list(txn.scan(LOCKS, GROUP)):
+                txn.delete(LOCKS, *lock[:3])
     finally:
         store.close()
 

@@ -13,7 +13,7 @@ import pytest
 import orderedmq
 from orderedmq.broker import Broker
 from orderedmq.embedded.check import check
-from orderedmq.embedded.store import layout
+from orderedmq.embedded.store import database, schema
 from orderedmq.errors import OffsetError, StoreError
 from orderedmq.ownership import offsets
 from tests import formats
@@ -105,7 +105,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {
         str(file.relative_to(folder)): file.read_bytes()
         for file in folder.rglob("*")
-        if file.is_file() and file.name != "lock.mdb"
+        if file.is_file() and file.name != "index.lock"
     }
 
 
@@ -118,7 +118,7 @@ def test_a_store_of_a_newer_format_is_refused_and_left_alone(
     store = formats.restore(version, tmp_path / "store")
     before = contents(store)
     # This version is older than the store.
-    monkeypatch.setattr(layout, "FORMAT", layout.FORMAT - 1)
+    monkeypatch.setattr(database, "FORMAT", schema.FORMAT - 1)
     uses: dict[str, Callable[[Broker], object]] = {
         "read": lambda broker: broker.log,
         "write": lambda broker: broker.admin.create_topic("t", 1),

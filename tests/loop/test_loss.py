@@ -16,7 +16,7 @@ from ordered_source.columns import full_schema
 from ordered_source.stream_reader import StreamReader
 from orderedmq.broker import TopicInfo
 from orderedmq.embedded.log import EmbeddedLog
-from orderedmq.embedded.store import layout
+from orderedmq.embedded.store.schema import QUEUES
 from orderedmq.errors import DataLossError, OptionError
 from orderedmq.model import MessageQueue, OffsetRange, missing_topic
 from orderedmq.options.parse import parse
@@ -399,7 +399,7 @@ def test_an_accepted_deletion_of_a_queue(
     query.advance(point)
     # Do what RocketMQ's tools can do: remove a queue from a topic.
     with rig.broker.admin._write() as txn:  # type: ignore[attr-defined]
-        txn.delete("queues", layout.queue_key(removed))
+        txn.delete(QUEUES, removed.topic, removed.queue_id)
     query.process_all_available()
     later = query.batches[1:]
     assert all(set(batch.ranges) == {str(kept)} and batch.rows for batch in later)

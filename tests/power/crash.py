@@ -67,17 +67,19 @@ def _apply(content: bytearray, change: Write | Truncate) -> None:
 
 @dataclass
 class _Folder:
-    """``durable``: the file numbers by name after the last sync. ``pending``: the changes of entries since then."""
+    """``durable``: the file numbers by name after the last sync. ``pending``: the changes of entries since then. ``now``: what programs see."""
 
     durable: dict[str, int] = field(default_factory=dict)
     pending: list[dict[str, int | None]] = field(default_factory=list)
+    now: dict[str, int] = field(default_factory=dict)
+
+    def change(self, entries: dict[str, int | None]) -> None:
+        self.pending.append(entries)
+        self.now = _entries(self.now, [entries])
 
     def sync(self) -> None:
-        self.durable = self.now()
+        self.durable = _entries(self.durable, self.pending)
         self.pending.clear()
-
-    def now(self) -> dict[str, int]:
-        return _entries(self.durable, self.pending)
 
     def after_loss(self, random: Random) -> dict[str, int]:
         # A file system with a journal keeps the order of such changes. A file system without a journal may not.
@@ -124,7 +126,7 @@ class Disk:
             case Rename(path, to):
                 number = self._number(path)
                 if path.parent == to.parent:
-                    self._parent(path).pending.append({path.name: None, to.name: number})
+                    self._parent(path).change({path.name: None, to.name: number})
                 else:
                     self._enter(to, number)
                     self._enter(path, None)
@@ -159,12 +161,16 @@ class Disk:
         for name, child in self._folders[number].after_loss(random).items():
             if child in self._folders:
                 self._write(child, place / name, random, under_way)
-            elif name != "lock.mdb":
+            elif name.endswith("-shm"):
+                # Processes write this file through maps, which the recording lacks, so anything may be in it.
+                if random.random() < 0.5:
+                    (place / name).write_bytes(random.randbytes(32 * 1024))
+            else:
                 mine = under_way if isinstance(under_way, Write) and self._find(under_way.path) == child else None
                 (place / name).write_bytes(self._files[child].after_loss(random, mine))
 
     def _enter(self, path: Path, number: int | None) -> None:
-        self._parent(path).pending.append({path.name: number})
+        self._parent(path).change({path.name: number})
 
     def _parent(self, path: Path) -> _Folder:
         return self._folders[self._number(path.parent)]
@@ -179,7 +185,7 @@ class Disk:
         for name in path.relative_to(self._root).parts:
             if number not in self._folders:
                 return None
-            number = self._folders[number].now().get(name)
+            number = self._folders[number].now.get(name)
         return number
 
 

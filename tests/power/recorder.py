@@ -147,7 +147,8 @@ class _Parser:
                     yield from self._call(call[1].decode(), call[2], call[3], call[4])
 
     def _inside(self, path: Path) -> bool:
-        return self._folder in path.parents and path.name not in (MARKS, _OUTPUT)
+        # A file without a name (O_TMPFILE) is shown as a number.
+        return self._folder in path.parents and path.name not in (MARKS, _OUTPUT) and not path.name.startswith("#")
 
     def _call(self, name: str, arguments: bytes, result: bytes, rest: bytes) -> Iterator[Event]:
         failed = result.startswith(b"-") or result == b"?"

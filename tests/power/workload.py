@@ -22,8 +22,8 @@ from orderedmq.conditions import StoreCondition
 from orderedmq.embedded import garbage
 from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.embedded.snapshot import snapshot
-from orderedmq.embedded.store import segment_file
-from orderedmq.embedded.store.environment import Store
+from orderedmq.embedded.store import database, segment_file
+from orderedmq.embedded.store.database import Store
 from orderedmq.embedded.store.filesystem import sync_folder
 from orderedmq.embedded.store.segment_file import SegmentWriter
 from orderedmq.embedded.store.transaction import Transaction
@@ -196,7 +196,7 @@ def _published_before_sync() -> None:
 def _deleted_before_commit() -> None:
     drop = Transaction.drop
 
-    def at_once(self: Transaction, segment: bytes) -> None:
+    def at_once(self: Transaction, segment: str) -> None:
         drop(self, segment)
         self.segments.delete(segment)
 
@@ -207,10 +207,11 @@ def _merge_not_synced() -> None:
     """The segment that a transaction writes is completed after its commit."""
     sign, end = Transaction.sign, Transaction.end
 
-    def unsynced(self: Transaction, *, always: bool = False) -> None:
+    def unsynced(self: Transaction) -> int | None:
         writer, self._writer = self._writer, None
-        sign(self, always=always)
+        number = sign(self)
         self._writer = writer
+        return number
 
     def late(self: Transaction, *, committed: bool) -> None:
         if self._writer is not None and committed:
@@ -220,6 +221,12 @@ def _merge_not_synced() -> None:
     Transaction.sign, Transaction.end = unsynced, late  # type: ignore[method-assign]
 
 
+def _commit_not_synced() -> None:
+    synchronous, *others = database._PRAGMAS
+    assert synchronous == "synchronous=FULL"
+    database._PRAGMAS = ("synchronous=NORMAL", *others)  # type: ignore[assignment,misc]
+
+
 #: Functions that plant a bug, by the name of the bug.
 BUGS: Final[Mapping[str, Callable[[], None]]] = {
     "no sync of a segment": _no_segment_sync,
@@ -227,6 +234,7 @@ BUGS: Final[Mapping[str, Callable[[], None]]] = {
     "publish before the sync": _published_before_sync,
     "delete before the commit": _deleted_before_commit,
     "commit before the sync of a merge": _merge_not_synced,
+    "no sync of a commit": _commit_not_synced,
 }
 
 

@@ -21,7 +21,7 @@ import ordered_sink
 import ordered_source
 import orderedmq
 from orderedmq.cli import COMMANDS, GROUPS, app, load
-from orderedmq.embedded.store import layout
+from orderedmq.embedded.store import schema
 from orderedmq.errors import OrderedMQError
 from orderedmq.listening.key_engine import OrderPerKey
 from orderedmq.options.parse import OPTIONS
@@ -224,7 +224,7 @@ def test_the_page_of_compatibility_names_tests_that_exist_and_todays_formats() -
         files = re.findall(r"`(tests/[^`]+)`", why)
         assert state != "tested" or files or why.strip() == "all tests", name
         assert [file for file in files if not (ROOT / file).exists()] == [], name
-    numbers = (layout.FORMAT, offsets.FORMAT, membership.FORMAT, 1)
+    numbers = (schema.FORMAT, offsets.FORMAT, membership.FORMAT, 1)
     assert f"\n| {orderedmq.__version__} | {' | '.join(map(str, numbers))} |\n" in text
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
+import re
+import sqlite3
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +17,26 @@ from orderedmq.broker import SinkBatch, TopicInfo
 from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.embedded.check import check, examine
 from orderedmq.embedded.index import put_queues
-from orderedmq.embedded.store import layout
-from orderedmq.embedded.store.environment import Store
-from orderedmq.embedded.store.layout import Chunk, QueueState, SegmentState
+from orderedmq.embedded.store.database import Store
+from orderedmq.embedded.store.schema import (
+    CHUNKS,
+    INLINE,
+    LOCKS,
+    MEMBERS,
+    PAYLOADS,
+    QUEUES,
+    SEGMENTS,
+    SPACE,
+    BatchRow,
+    Chunk,
+    DeadLetterRow,
+    OffsetRow,
+    ParkedRow,
+    Payload,
+    Space,
+    Table,
+    TopicRow,
+)
 from orderedmq.embedded.store.segment_file import HEADER_BYTES, Header
 from orderedmq.embedded.store.segments import name_of
 from orderedmq.embedded.store.transaction import Transaction
@@ -28,12 +47,12 @@ from tests.contract.support import BIG, locked, queues_of, refused, rows
 
 Q0, Q1 = (MessageQueue("orders", "embedded", number) for number in range(2))
 P1 = parked_queue("h", Q1)
-K0 = layout.queue_key(Q0)
+K0 = ("orders", 0)
 
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
-    """A store with a lock, an offset, a member, two dead letters, a batch, and chunks: three in the first queue's segments, one in LMDB."""
+    """A store with a lock, an offset, a member, two dead letters, a batch, and chunks: three in the first queue's segments, one inline."""
     with EmbeddedBroker(tmp_path / "store") as broker:
         broker.admin.create_topic("orders", 2, compression="none")
         for _ in range(3):
@@ -81,37 +100,34 @@ def test_what_cannot_be_opened_is_not_checked(tmp_path: Path):
 
 
 def entry(txn: Transaction, first: int = BIG) -> Chunk:
-    value = txn.get("index", layout.index_key(K0, first))
-    assert value is not None
-    return Chunk.unpack(value)
+    chunk = txn.get(CHUNKS, *K0, first)
+    assert chunk is not None
+    return chunk
 
 
 def change(**fields: Any) -> Callable[[Transaction], None]:
+    return lambda txn: txn.put(entry(txn)._replace(**fields))
+
+
+def queue_state(**fields: Any) -> Callable[[Transaction], None]:
     def damage(txn: Transaction) -> None:
-        txn.put("index", layout.index_key(K0, BIG), entry(txn)._replace(**fields).pack())
+        queue = txn.get(QUEUES, *K0)
+        assert queue is not None
+        txn.put(queue._replace(**fields))
 
     return damage
 
 
-def queue_state(**fields: int) -> Callable[[Transaction], None]:
-    def damage(txn: Transaction) -> None:
-        value = txn.get("queues", K0)
-        assert value is not None
-        txn.put("queues", K0, QueueState.unpack(value)._replace(**fields).pack())
-
-    return damage
-
-
-def first_of(database: str, txn: Transaction) -> tuple[bytes, bytes]:
-    return next(iter(list(txn.scan(database))))
+def first_of(table: Table[Any], txn: Transaction) -> Any:
+    return next(iter(list(txn.scan(table))))
 
 
 def flip(txn: Transaction) -> None:
     """Flip a bit in the first inline payload."""
-    key, payload = first_of("payloads", txn)
-    value = bytearray(payload)
+    payload = first_of(PAYLOADS, txn)
+    value = bytearray(payload.content)
     value[len(value) // 2] ^= 4
-    txn.put("payloads", key, bytes(value))
+    txn.put(payload._replace(content=bytes(value)))
 
 
 def segment_file(txn: Transaction) -> Path:
@@ -140,66 +156,28 @@ def other_header(txn: Transaction) -> None:
 
 def segment_entry(**fields: Any) -> Callable[[Transaction], None]:
     def damage(txn: Transaction) -> None:
-        state = txn.get("segments", entry(txn).segment)
-        assert state is not None
-        txn.put("segments", entry(txn).segment, replace(SegmentState.unpack(state), **fields).pack())
+        segment = txn.get(SEGMENTS, entry(txn).segment)
+        assert segment is not None
+        txn.put(segment._replace(**fields))
 
     return damage
 
 
 def more_space(txn: Transaction) -> None:
-    key, value = first_of("space", txn)
-    txn.put("space", key, layout.number(layout.to_number(value) + 1))
+    row = first_of(SPACE, txn)
+    txn.put(row._replace(bytes=row.bytes + 1))
 
 
-def second_use(txn: Transaction) -> None:
-    txn.put("index", layout.index_key(K0, 2 * BIG), entry(txn).pack())
-
-
-def group_ahead(txn: Transaction) -> None:
-    txn.put("groups", layout.group_key("g", Q1), layout.number(99))
-
-
-def group_of_nothing(txn: Transaction) -> None:
-    txn.put("groups", layout.group_key("g", Q1._replace(topic="nothing")), layout.number(0))
-
-
-def future_epoch(txn: Transaction) -> None:
-    key, value = first_of("locks", txn)
-    txn.put("locks", key, layout.lock_to_json(replace(layout.lock_from_json(value), epoch=999)))
-
-
-def member_elsewhere(txn: Transaction) -> None:
-    txn.put("members", layout.member_key("g", "them"), first_of("members", txn)[1])
-
-
-def member_of(**fields: object) -> Callable[[Transaction], None]:
-    def damage(txn: Transaction) -> None:
-        key, value = first_of("members", txn)
-        txn.put("members", key, json.dumps({**json.loads(value), **fields}).encode())
-
-    return damage
-
-
-def member_text(value: bytes) -> Callable[[Transaction], None]:
-    def damage(txn: Transaction) -> None:
-        txn.put("members", first_of("members", txn)[0], value)
-
-    return damage
+def member(**fields: Any) -> Callable[[Transaction], None]:
+    return lambda txn: txn.put(first_of(MEMBERS, txn)._replace(**fields))
 
 
 def letter(offset: int, at: int, group: str = "g", queue: MessageQueue = Q0) -> Callable[[Transaction], None]:
-    def damage(txn: Transaction) -> None:
-        txn.put("dead", layout.message_key(group, queue, offset), layout.number(at))
-
-    return damage
+    return lambda txn: txn.put(DeadLetterRow(group, queue.topic, queue.queue_id, offset, at))
 
 
 def copied(source: MessageQueue, offset: int, at: int) -> Callable[[Transaction], None]:
-    def damage(txn: Transaction) -> None:
-        txn.put("parked", layout.message_key("h", source, offset), layout.number(at))
-
-    return damage
+    return lambda txn: txn.put(ParkedRow("h", source.topic, source.queue_id, offset, at))
 
 
 def lots_of_nothing(txn: Transaction) -> None:
@@ -214,25 +192,25 @@ DAMAGE: list[tuple[Callable[[Transaction], object], str]] = [
     (copied(Q0._replace(topic="x"), 0, 0), "of queue x/embedded/0 of group 'h' was parked, but does not exist"),
     (lots_of_nothing, "queue %PARKED%h%other/embedded/0 is the parking lot of a queue that does not exist"),
     (
-        lambda txn: txn.delete("index", layout.index_key(K0, BIG)),
+        lambda txn: txn.delete(CHUNKS, *K0, BIG),
         f"has a chunk at {2 * BIG}, but its next chunk must begin at {BIG}",
     ),
     (change(rows=BIG - 1), f"with another length than {BIG - 1}"),
     (change(rows=0), "empty chunk"),
     (change(checksum=1), f"{BIG} to {2 * BIG - 1} of queue orders/embedded/0 fail their checksum"),
-    (change(segment=layout.INLINE, position=999), f"payload 999 of chunk {BIG} of queue orders/embedded/0 is missing"),
-    (change(segment=b"\1" * 16), f"in segment {'01' * 16} of chunk {BIG} of queue orders/embedded/0 is missing"),
-    (change(segment=b"\1" * 16), f"segment {'01' * 16} has chunks but no entry"),
+    (change(segment=INLINE, position=999), f"payload 999 of chunk {BIG} of queue orders/embedded/0 is missing"),
+    (change(segment="01" * 16), f"in segment {'01' * 16} of chunk {BIG} of queue orders/embedded/0 is missing"),
+    (change(segment="01" * 16), f"segment {'01' * 16} has chunks but no entry"),
     (lambda txn: segment_file(txn).unlink(), f"of chunk {BIG} of queue orders/embedded/0 is missing"),
     (flip_in_segment, f"{BIG} to {2 * BIG - 1} of queue orders/embedded/0 fail their checksum"),
     (cut_segment, f"{BIG} to {2 * BIG - 1} of queue orders/embedded/0 fail their checksum"),
     (other_header, "has a header that fails its checksum or belongs to another segment"),
     (segment_entry(chunks=2), "counts 2 chunks, but the index has 1"),
-    (segment_entry(topics={}), "topic orders has more bytes in segments than the segments count"),
-    (lambda txn: txn.delete("segments", entry(txn).segment), "has chunks but no entry"),
+    (segment_entry(topics="{}"), "topic orders has more bytes in segments than the segments count"),
+    (lambda txn: txn.delete(SEGMENTS, entry(txn).segment), "has chunks but no entry"),
     (more_space, "bytes, but its messages take "),
-    (lambda txn: txn.delete("space", first_of("space", txn)[0]), "of a topic has no size"),
-    (lambda txn: txn.put("space", b"F" * 16, layout.number(0)), f"incarnation {'F' * 16} of a topic has no topic"),
+    (lambda txn: txn.delete(SPACE, first_of(SPACE, txn).incarnation), "of a topic has no size"),
+    (lambda txn: txn.put(Space("F" * 16)), f"incarnation {'F' * 16} of a topic has no topic"),
     (change(body_bytes=1), "does not have the 1 body bytes of its entry"),
     (change(columns=3), "does not have the columns of its entry"),
     (change(first_stored=1), f"store times out of order at {BIG}"),
@@ -240,35 +218,26 @@ DAMAGE: list[tuple[Callable[[Transaction], object], str]] = [
     (queue_state(last_stored=1), "was last written at 1, but"),
     (change(stored_bytes=1), "fail their checksum"),
     (flip, "fail their checksum"),
-    (second_use, f"belongs to chunk {2 * BIG} of queue orders/embedded/0 and to chunk {BIG}"),
+    (change(first_offset=2 * BIG), f"belongs to chunk {2 * BIG} of queue orders/embedded/0 and to chunk {BIG}"),
     (queue_state(max_offset=3 * BIG), f"its chunks end at {3 * BIG + 2}"),
     (queue_state(min_offset=BIG), f"has a chunk at 0, but its next chunk must begin at {BIG}"),
     (queue_state(stored_bytes=1), "counts 1 bytes"),
-    (lambda txn: txn.put("payloads", layout.number(888), b"x"), "payload 888 belongs to no entry"),
-    (lambda txn: txn.put("payloads", layout.number(888), b"x"), "the last number that the store has given"),
+    (lambda txn: txn.put(Payload(888, b"x")), "payload 888 belongs to no entry"),
+    (lambda txn: txn.put(Payload(888, b"x")), "the last number that the store has given"),
     (
-        lambda txn: txn.put("topics", b"orders", b'{"name": "orders", "queues": 3, "incarnation": "A"}'),
+        lambda txn: txn.put(TopicRow("orders", 3, "A", None, None, "none")),
         "orders/embedded/2 has no state",
     ),
-    (lambda txn: txn.put("topics", b"other", b'{"name": "orders", "queues": 2, "incarnation": "A"}'), "has the record of"),
-    (group_ahead, "is at 99 of queue orders/embedded/1, which ends at 3"),
-    (group_of_nothing, "which does not exist"),
-    (future_epoch, "has epoch 999"),
-    (member_elsewhere, "has member 'me@"),
-    (member_of(joined=99), "has join number 99"),
-    (member_of(joined=0), "has join number 0"),
-    (member_of(extra=1), "a member of group 'g' cannot be read: "),
-    (member_of(renewed=None), "cannot be read: "),
-    (member_of(subscription=5), "cannot be read: "),
-    (member_text(b"{}"), "cannot be read: "),
-    (member_text(b"[1]"), "cannot be read: "),
-    (member_text(b"{"), "cannot be read: "),
-    (member_text(b"\xff"), "cannot be read: "),
+    (lambda txn: txn.put(OffsetRow("g", "orders", 1, 99)), "is at 99 of queue orders/embedded/1, which ends at 3"),
+    (lambda txn: txn.put(OffsetRow("g", "nothing", 1, 0)), "which does not exist"),
+    (lambda txn: txn.put(first_of(LOCKS, txn)._replace(epoch=999)), "has epoch 999"),
+    (member(joined=99), "has join number 99"),
+    (member(joined=0), "has join number 0"),
     (letter(4, 2), "message 4 of queue orders/embedded/0 of group 'g' has a dead letter at 2, but the dead letters end at 2"),
     (letter(4, 1), "has its dead letter at 1, and so has message "),
     (letter(4, 0, "h"), "message 4 of queue orders/embedded/0 of group 'h' has a dead letter in a topic that does not exist"),
     (letter(4, 1, queue=Q1._replace(topic="nothing")), "has a dead letter, but its queue does not exist"),
-    (lambda txn: txn.put("batches", b"s\0" + layout.number(5), b"{}"), "batch 5 of sink b's'"),
+    (lambda txn: txn.put(BatchRow("s", 5, "{}")), "batch 5 of sink 's'"),
 ]
 
 
@@ -286,3 +255,20 @@ def test_damage_is_found(broker: EmbeddedBroker, damage, finding: str):
 
 def test_the_places_used_here_are_the_brokers(broker: EmbeddedBroker):
     assert queues_of(broker) == [Q0, Q1]
+
+
+GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "troubleshooting.md"
+
+
+@pytest.mark.parametrize("used", [True, False], ids=["in use", "closed"])
+def test_the_guides_queries_read_the_index_and_change_nothing(broker: EmbeddedBroker, used: bool):
+    """The guide gives them to SQLite's own shell, which opens the file as the program here does."""
+    path = broker.path
+    if not used:
+        broker.close()
+    lag, size, locks = re.findall(r'-readonly -box data/omq/index\.db "\n(.*?)"\n', GUIDE.read_text(), re.DOTALL)
+    with contextlib.closing(sqlite3.connect(f"{(path / 'index.db').as_uri()}?mode=ro", uri=True)) as connection:
+        assert ("g", "orders", 0, 7, 3 * BIG + 2 - 7) in connection.execute(lag).fetchall()
+        assert ("orders", 2, 3 * BIG + 2 + 3) in [row[:3] for row in connection.execute(size)]
+        assert {row[:3] for row in connection.execute(locks)} == {("g", "orders", 0), ("h", "orders", 1)}
+    assert check(path) == []

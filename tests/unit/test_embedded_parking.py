@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing as mp
 import os
 import signal
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import lmdb
+import pyarrow as pa
 import pytest
 
 from orderedmq.embedded import payloads
 from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.embedded.check import check
-from orderedmq.embedded.store import layout, transaction
-from orderedmq.embedded.store.environment import Store
-from orderedmq.embedded.store.transaction import WRITTEN, Transaction
+from orderedmq.embedded.store import schema
+from orderedmq.embedded.store.database import Store
+from orderedmq.embedded.store.schema import PARKED, Chunk, QueueRow, TopicRow
+from orderedmq.embedded.store.store_file import FILE
+from orderedmq.embedded.store.transaction import Transaction
 from orderedmq.model import MessageQueue
 from orderedmq.ownership.lock import LockToken
 from orderedmq.parking import Parking, Ticket, lot_token, parked_queue
@@ -52,10 +56,9 @@ def remembered(broker: EmbeddedBroker) -> list[tuple[str, int, int]]:
     opened = Store.open(broker.path)
     try:
         with opened.read() as txn:
-            found = list(txn.scan("parked"))
+            return [(row.topic, row.message_offset, row.lot_offset) for row in txn.scan(PARKED)]
     finally:
         opened.close()
-    return [(layout.group_of(key)[1].topic, layout.index_offset(key), layout.to_number(value)) for key, value in found]
 
 
 # -- deletion -----------------------------------------------------------------------------------------------------------------
@@ -114,9 +117,9 @@ def test_each_chunk_is_read_once(broker: EmbeddedBroker, token: LockToken, monke
     read: list[int] = []
     load = payloads.load
 
-    def counted(txn: Transaction, queue: MessageQueue, first: int, chunk: layout.Chunk) -> bytes:
-        read.append(first)
-        return load(txn, queue, first, chunk)
+    def counted(txn: Transaction, chunk: Chunk) -> bytes | pa.Buffer:
+        read.append(chunk.first_offset)
+        return load(txn, chunk)
 
     monkeypatch.setattr(payloads, "load", counted)
     scattered = [BIG + 5, 1, BIG - 1, 7, BIG + 1]
@@ -128,26 +131,26 @@ def test_each_chunk_is_read_once(broker: EmbeddedBroker, token: LockToken, monke
 # -- killed processes
 
 
-def park_and_die(path: Path, token: LockToken, database: str) -> None:
-    """Park messages in a process that is killed at its first write to ``database``."""
+def park_and_die(path: Path, token: LockToken, table: type) -> None:
+    """Park messages in a process that is killed at its first write to the table of these rows."""
     put = Transaction.put
 
-    def die(self: Transaction, name: str, *arguments: Any, **named: Any) -> None:
-        put(self, name, *arguments, **named)
-        if name == database:
+    def die(self: Transaction, row: tuple[Any, ...]) -> None:
+        put(self, row)
+        if isinstance(row, table):
             os.kill(os.getpid(), signal.SIGKILL)
 
-    Transaction.put = die  # type: ignore[assignment,method-assign]
+    Transaction.put = die  # type: ignore[method-assign]
     with EmbeddedBroker(path) as broker:
         broker.groups.park(token, parkings(QUEUE, range(5)))
 
 
-@pytest.mark.parametrize("database", ["topics", "queues", "payloads", "index", "parked"])
+@pytest.mark.parametrize("table", [TopicRow, QueueRow, schema.Payload, Chunk, schema.ParkedRow])
 def test_a_process_that_is_killed_in_the_middle_has_parked_nothing(
-    path: Path, broker: EmbeddedBroker, token: LockToken, database: str
+    path: Path, broker: EmbeddedBroker, token: LockToken, table: type
 ):
     broker.log.append({QUEUE: rows(range(10))})
-    child = PROCESSES.Process(target=park_and_die, args=(path, token, database), daemon=True)
+    child = PROCESSES.Process(target=park_and_die, args=(path, token, table), daemon=True)
     child.start()
     child.join()
     assert child.exitcode == -signal.SIGKILL
@@ -158,14 +161,11 @@ def test_a_process_that_is_killed_in_the_middle_has_parked_nothing(
     assert bodies(broker, LOT) == list("01234")
 
 
-def test_a_store_that_lacks_the_database_is_damaged(path: Path):
+def test_a_store_that_lacks_the_table_is_damaged(path: Path):
     with EmbeddedBroker(path) as broker:
         broker.admin.create_topic("orders", 1)
-    with lmdb.open(str(path), max_dbs=20) as env:
-        database, meta = (env.open_db(name, create=False) for name in (b"parked", b"meta"))
-        with env.begin(write=True) as txn:
-            txn.drop(database, delete=True)
-            txn.put(WRITTEN, layout.sealed("meta", WRITTEN, transaction.written(txn.id())), db=meta)
-    with EmbeddedBroker(path) as broker, refused("STORE.CORRUPT", "its databases are not those of a store"):
-        broker.log.topics()
-    assert "its database parked is missing" in check(path)
+    with contextlib.closing(sqlite3.connect(path / FILE)) as connection:
+        connection.execute("DROP TABLE parked")
+    with EmbeddedBroker(path) as broker, refused("STORE.CORRUPT", "parked"):
+        broker.admin.seek("g", {QUEUE: 0})
+    assert any("table parked cannot be read" in finding for finding in check(path))

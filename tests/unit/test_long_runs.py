@@ -13,7 +13,7 @@ import pytest
 
 import orderedmq
 from ordered_source import stream_reader
-from orderedmq.embedded.store import layout
+from orderedmq.embedded.store import schema
 from tests.stopped_readers import stopped
 from tests.unit.test_parking_plan import Run, produce, ticket
 
@@ -24,8 +24,7 @@ def blocks() -> int:
     The caches of decoded locks and groups are bounded, but the renewal of a lock during the test would add to them, so they are
     cleared.
     """
-    layout.lock_from_json.cache_clear()
-    layout.group_of.cache_clear()
+    schema.lock_of.cache_clear()
     gc.collect()
     return sys.getallocatedblocks()
 

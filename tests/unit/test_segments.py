@@ -21,7 +21,7 @@ from orderedmq.embedded.check import check
 from orderedmq.embedded.clock import FORGOTTEN
 from orderedmq.embedded.garbage import can_be_published
 from orderedmq.embedded.index import topic_of
-from orderedmq.embedded.store.environment import Store
+from orderedmq.embedded.store.database import Store
 from orderedmq.embedded.store.segment_file import HEADER_BYTES, Header, SegmentWriter, was_begun
 from orderedmq.embedded.store.segments import Segments
 from orderedmq.model import MessageQueue, OffsetRange
@@ -30,7 +30,7 @@ from orderedmq.ownership.micro_batch import SourceRun
 from tests.contract.support import FakeClock, bodies, pull, queues_of, refused, rows
 
 TOKEN = "0123456789abcdef" * 2
-HEADER = Header(TOKEN, "f" * 32, own=False, sink=b"sink\0", batch=7, boot="boot", since=1000.0)
+HEADER = Header(TOKEN, "f" * 32, own=False, sink="sink", batch=7, boot="boot", since=1000.0)
 Q0, Q1 = (MessageQueue("orders", "embedded", number) for number in range(2))
 #: The size of a message that fills a chunk, so that its append makes a separate segment.
 LARGE = 1_100_000
@@ -75,9 +75,7 @@ def collected(broker: EmbeddedBroker, clock: FakeClock) -> int:
 # -- the file -----------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "header", [HEADER, Header(TOKEN, "0" * 32, own=True), replace(HEADER, sink="ü€".encode() * 32 + b"\0")]
-)
+@pytest.mark.parametrize("header", [HEADER, Header(TOKEN, "0" * 32, own=True), replace(HEADER, sink="ü€" * 16)])
 def test_a_header_says_what_was_written_and_a_changed_one_says_nothing(header: Header) -> None:
     content = header.pack()
     assert len(content) == HEADER_BYTES
@@ -100,15 +98,15 @@ def test_payloads_are_read_where_they_were_written_and_the_lock_shows_that_the_w
     segments.folder.mkdir()
     writer = segments.create(HEADER)
     places = [writer.append(payload) for payload in ([b"o", pa.py_buffer(b"ne")], [b""], [b"three"])]
-    assert segments.size(writer.segment) is None, "the segment must not have a name yet"
+    assert segments.size(writer.token) is None, "the segment must not have a name yet"
     writer.finish()
-    assert [bytes(segments.read(writer.segment, at, size)) for at, size in zip(places, (3, 0, 5), strict=True)] == [
+    assert [bytes(segments.read(writer.token, at, size)) for at, size in zip(places, (3, 0, 5), strict=True)] == [
         b"one",
         b"",
         b"three",
     ]
-    assert bytes(segments.read(writer.segment, places[2], 100)) == b"three", "the segment ends after these bytes"
-    assert segments.size(writer.segment) == HEADER_BYTES + 8
+    assert bytes(segments.read(writer.token, places[2], 100)) == b"three", "the segment ends after these bytes"
+    assert segments.size(writer.token) == HEADER_BYTES + 8
     writer.abandon()
     writer.abandon()
     assert segments.names() == []
@@ -312,12 +310,11 @@ def test_a_segment_that_is_emptied_and_used_again_in_one_transaction_stays(broke
     store = Store.open(broker.path)
     with store.write() as txn:
         topic = topic_of(txn, "orders")
-        first, chunk = index.holding(txn, Q0, 0)
+        chunk = index.holding(txn, Q0, 0)
         payloads.release(txn, topic, chunk)
         payloads.hold(txn, topic, chunk)
     store.close()
     assert bodies(broker, Q0) == ["a" * LARGE]
-    assert first == 0
 
 
 def test_bodies_that_compress_well_are_not_merged_beyond_the_size_of_a_chunk(broker: EmbeddedBroker) -> None:
@@ -470,5 +467,5 @@ def test_a_system_that_writes_a_part_only_is_asked_for_the_rest(
     pieces = [bytes([number]) * number for number in range(40)]
     position = writer.append(pieces)
     writer.finish()
-    assert bytes(segments.read(writer.segment, position, 1000)) == b"".join(pieces)
+    assert bytes(segments.read(writer.token, position, 1000)) == b"".join(pieces)
     writer.close()

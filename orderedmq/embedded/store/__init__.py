@@ -1,1 +1,1 @@
-"""The file of a store: one LMDB environment, its transactions, pages and layout."""
+"""The files of a store: the index in SQLite with its tables, locks and transactions, and the segments."""

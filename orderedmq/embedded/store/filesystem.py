@@ -13,13 +13,23 @@ from pathlib import Path
 from typing import Final
 
 from orderedmq.conditions import StoreCondition
+from orderedmq.embedded.store.store_file import FILE
 from orderedmq.errors import StoreError
 from orderedmq.options.values import DEFAULT_DIRECTORY
 
 #: Names in the directory of a store that another process may be creating now, and the folder on every new disk (lost+found).
-_OF_STORES: Final = frozenset(("data.mdb", "lock.mdb", "owners", "runs", "segments", "lost+found"))
+_OF_STORES: Final = frozenset(
+    (
+        *(f"{FILE}{new}{suffix}" for new in ("", ".new") for suffix in ("", "-journal", "-wal", "-shm")),
+        "index.lock",
+        "owners",
+        "runs",
+        "segments",
+        "lost+found",
+    )
+)
 #: What may be in a store's folders only if there is a store.
-_INSIDE: Final = ("owners/*", "runs/*", "segments/*.segment")
+_INSIDE: Final = ("owners/*", "runs/*", "segments/*.segment", f"{FILE}-wal")
 _OCTAL: Final = re.compile(r"\\([0-7]{3})")
 
 
@@ -56,11 +66,11 @@ def refuse_other_files(path: Path) -> None:
             f"directory for a new store, for example {path / DEFAULT_DIRECTORY}",
         )
     # Another process may have made the store since the folder was listed.
-    if inside and not (path / "data.mdb").exists():
+    if inside and not (path / FILE).exists():
         raise StoreError(
             StoreCondition.NOT_EMPTY,
-            f"{path} has files in the folders of a store ({', '.join(inside[:3])}{', …' if inside[3:] else ''}) and no data.mdb. If they are a "
-            "store's, put data.mdb back, or restore the store from a copy. Otherwise give an empty or missing directory for a new store",
+            f"{path} has files in the folders of a store ({', '.join(inside[:3])}{', …' if inside[3:] else ''}) and no {FILE}. If they are a "
+            f"store's, put {FILE} back, or restore the store from a copy. Otherwise give an empty or missing directory for a new store",
         )
 
 
@@ -70,6 +80,15 @@ def opened(folder: Path) -> Iterator[int]:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def sync_file(path: Path) -> None:
+    """Sync a file, so that its content survives a loss of power."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
@@ -142,7 +161,7 @@ def missing_rights(path: Path) -> str:
             # Other processes may remove files meanwhile.
             with contextlib.suppress(FileNotFoundError):
                 status = file.stat()
-                if _usable(file):
+                if usable(file):
                     continue
                 owner = f"{file} belongs to user {_user(status.st_uid)} and has mode {status.st_mode & 0o7777:04o}"
                 if status.st_uid == me:
@@ -164,7 +183,7 @@ def _contents(path: Path) -> list[Path]:
     return [file for pattern in _INSIDE for file in path.glob(pattern)]
 
 
-def _usable(file: Path) -> bool:
+def usable(file: Path) -> bool:
     """Whether this process may read and change a file, or the entries of a directory."""
     rights = os.R_OK | os.W_OK | (os.X_OK if file.is_dir() else 0)
     return os.access(file, rights, effective_ids=os.access in os.supports_effective_ids)

@@ -10,7 +10,6 @@ receipt. After that, the index has the position and the checksum of each payload
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import ctypes
 import fcntl
@@ -51,15 +50,14 @@ class Header:
     token: str
     store_id: str
     own: bool
-    sink: bytes | None = None
+    sink: str | None = None
     batch: int = 0
     run: str = ""
     boot: str = ""
     since: float = 0.0
 
     def pack(self) -> bytes:
-        fields = asdict(self) | {"sink": None if self.sink is None else base64.b64encode(self.sink).decode()}
-        text = _MAGIC + json.dumps(fields, separators=(",", ":")).encode()
+        text = _MAGIC + json.dumps(asdict(self), separators=(",", ":")).encode()
         text = text.ljust(HEADER_BYTES - _CHECKSUM - 1) + b"\n"
         assert len(text) == HEADER_BYTES - _CHECKSUM, "a sink's key and all names have a maximum length"
         return text + xxhash.xxh3_64_digest(text)
@@ -70,9 +68,7 @@ class Header:
         text, checksum = content[: HEADER_BYTES - _CHECKSUM], content[HEADER_BYTES - _CHECKSUM : HEADER_BYTES]
         if not text.startswith(_MAGIC) or xxhash.xxh3_64_digest(text) != checksum:
             return None
-        fields = json.loads(text[len(_MAGIC) :])
-        sink = fields.pop("sink")
-        return cls(**fields, sink=None if sink is None else base64.b64decode(sink))
+        return cls(**json.loads(text[len(_MAGIC) :]))
 
 
 def was_begun(content: bytes) -> bool:
@@ -92,7 +88,7 @@ class SegmentWriter:
     """
 
     def __init__(self, folder: Path, header: Header) -> None:
-        self.segment = bytes.fromhex(header.token)
+        self.token = header.token
         self.size = HEADER_BYTES
         self._folder = folder
         self._path = folder / f"{header.token}{UNFINISHED}"

@@ -20,18 +20,18 @@ _NAME: Final = re.compile(rf"([0-9a-f]{{32}})({re.escape(COMPLETE)}|{re.escape(U
 
 class SegmentName(NamedTuple):
     name: str
-    segment: bytes
+    segment: str
     complete: bool
 
 
 def parse_name(name: str) -> SegmentName | None:
     """Return the parts of a file's name, or None if it is not the name of a segment file."""
     found = _NAME.fullmatch(name)
-    return None if found is None else SegmentName(name, bytes.fromhex(found[1]), found[2] == COMPLETE)
+    return None if found is None else SegmentName(name, found[1], found[2] == COMPLETE)
 
 
-def name_of(segment: bytes) -> str:
-    return f"{segment.hex()}{COMPLETE}"
+def name_of(segment: str) -> str:
+    return f"{segment}{COMPLETE}"
 
 
 class Segments:
@@ -55,7 +55,7 @@ class Segments:
     def create(self, header: Header) -> SegmentWriter:
         return SegmentWriter(self.folder, header)
 
-    def read(self, segment: bytes, position: int, size: int) -> pa.Buffer:
+    def read(self, segment: str, position: int, size: int) -> pa.Buffer:
         """Return ``size`` bytes of a segment from ``position`` on, or fewer if it ends earlier. Raises FileNotFoundError."""
         buffer = pa.allocate_buffer(size)
         view, done = memoryview(buffer), 0
@@ -70,7 +70,7 @@ class Segments:
             os.close(descriptor)
         return buffer if done == size else buffer.slice(0, done)
 
-    def size(self, segment: bytes) -> int | None:
+    def size(self, segment: str) -> int | None:
         """Return the size of a complete segment's file in bytes, or None if the file does not exist."""
         try:
             return os.stat(self.folder / name_of(segment)).st_size
@@ -82,7 +82,7 @@ class Segments:
         with open(self.folder / name, "rb") as file:
             return Header.unpack(file.read(HEADER_BYTES))
 
-    def delete(self, segment: bytes) -> None:
+    def delete(self, segment: str) -> None:
         """Delete a complete segment, if it exists. A file that cannot be deleted is left to the garbage collection.
 
         Raises StoreError REPLACED or MISSING.

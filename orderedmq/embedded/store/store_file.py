@@ -6,9 +6,13 @@ import errno
 import os
 import stat
 from pathlib import Path
+from typing import Final
 
 from orderedmq.conditions import StoreCondition
 from orderedmq.errors import StoreError
+
+#: The name of the index, which makes a directory a store.
+FILE: Final = "index.db"
 
 #: Device and inode. While a file is open, no other file has the same pair.
 File = tuple[int, int]
@@ -20,7 +24,7 @@ def file_at(path: str | Path) -> File | None:
     Raises PermissionError if a directory cannot be entered, StoreError NOT_A_STORE if no directory can have that path.
     """
     try:
-        status = os.stat(f"{path}/data.mdb")
+        status = os.stat(f"{path}/{FILE}")
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:

@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 from orderedmq.embedded import garbage
 from orderedmq.embedded.check import examine
 from orderedmq.embedded.clock import SystemClock
-from orderedmq.embedded.store.environment import Store
-from orderedmq.embedded.store.layout import lock_from_json, lock_to_json, member_from_json, member_to_json
-from orderedmq.ownership.lock import Instant
+from orderedmq.embedded.store.database import Store
+from orderedmq.embedded.store.schema import LOCKS, MEMBERS
 
 
 def age(path: str, owner: str, seconds: float) -> None:
     """Make the locks and the membership of ``owner`` older by ``seconds`` (younger if negative)."""
-
-    def earlier(instant: Instant) -> Instant:
-        return replace(instant, seconds=instant.seconds - seconds)
-
     store = Store.open(Path(path))
     try:
         with store.write() as txn:
-            for key, value in list(txn.scan("locks")):
-                lock = lock_from_json(value)
-                if lock.owner == owner:
-                    txn.put("locks", key, lock_to_json(replace(lock, renewed=earlier(lock.renewed))))
-            for key, value in list(txn.scan("members")):
-                member = member_from_json(value)
-                if member.owner == owner:
-                    txn.put("members", key, member_to_json(replace(member, renewed=earlier(member.renewed))))
+            for lock in [lock for lock in txn.scan(LOCKS) if lock.owner == owner]:
+                txn.put(lock._replace(renewed=lock.renewed - seconds))
+            for member in [member for member in txn.scan(MEMBERS) if member.owner == owner]:
+                txn.put(member._replace(renewed=member.renewed - seconds))
     finally:
         store.close()
 

@@ -59,14 +59,14 @@ def test_version_and_help(run: Run) -> None:
     assert "Exit codes" in CliRunner().invoke(app, ["--help"]).stdout
 
 
-HEAVY = ("lmdb", "numpy", "pandas", "pyarrow", "pyspark")
+HEAVY = ("numpy", "pandas", "pyarrow", "pyspark")
 
 
 @pytest.mark.parametrize(
     ("arguments", "heavy"),
     [
         (["--help"], HEAVY),
-        (["peek", "--help"], ("pandas", "lmdb")),
+        (["peek", "--help"], ("pandas",)),
     ],
 )
 def test_help_imports_no_large_package(arguments: list[str], heavy: tuple[str, ...]) -> None:
@@ -163,16 +163,16 @@ def test_a_store_is_created_only_in_an_empty_folder(run: Run, text: Run, store: 
     run(*create)
     # A store whose file is gone still has its folders.
     (store / "owners").mkdir(exist_ok=True)
-    (store / "data.mdb").unlink()
+    (store / "index.db").unlink()
     run(*create)
-    (store / "data.mdb").unlink()
+    (store / "index.db").unlink()
     # TensorBoard writes into a folder of this name.
     theirs = store / "runs" / "experiment"
     theirs.mkdir(parents=True)
     said = text(*create, code=1)
     assert "STORE.NOT_EMPTY" in said
     assert "runs/experiment" in said
-    assert not (store / "data.mdb").exists()
+    assert not (store / "index.db").exists()
     theirs.rmdir()
     (store / "passwd").write_text("root")
     before = sorted(store.iterdir())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-import threading
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -18,17 +17,17 @@ from orderedmq import Producer
 from orderedmq.broker import Broker, SinkBatch
 from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.embedded.check import check
-from orderedmq.embedded.store import layout, transaction
-from orderedmq.embedded.store.environment import Store
-from orderedmq.embedded.store.layout import Chunk
+from orderedmq.embedded.store import transaction, wal
+from orderedmq.embedded.store.database import Store
+from orderedmq.embedded.store.schema import CHUNKS, PAYLOADS, TABLES, queue_of
 from orderedmq.embedded.store.segments import name_of
+from orderedmq.embedded.store.store_file import FILE
 from orderedmq.errors import DataLossError, StoreFullError
 from orderedmq.model import MessageQueue
 from orderedmq.ownership.lock import LockToken
-from orderedmq.ownership.micro_batch import SourceRun
 from orderedmq.parking import Parking, Ticket, parked_queue
 from tests.children import PROCESSES, Child, preload
-from tests.contract.support import BIG, bodies, locked, queues_of, refused, rows, span, state
+from tests.contract.support import BIG, bodies, locked, queues_of, refused, rows, state
 
 # Preload pandas because pyarrow imports it when it creates its first array.
 preload("tests.live.processes.test_embedded_faults")
@@ -39,11 +38,6 @@ def broker(path: Path) -> Iterator[EmbeddedBroker]:
     with EmbeddedBroker(path) as broker:
         broker.admin.create_topic("orders", 2)
         yield broker
-
-
-def settle(broker: Broker) -> None:
-    """Write once, because a commit whose writer was killed in its last step becomes visible only after another write."""
-    broker.groups.renew([])
 
 
 # -- killed processes -------------------------------------------------------------------------------------------------------------
@@ -67,7 +61,6 @@ def test_a_killed_producer_loses_no_acknowledged_message(path: Path, broker: Emb
         child = Child(path, append_for_ever)
         heard = list(child.messages(random.randint(1, 15)))
         heard += child.kill()
-        settle(broker)
         end = broker.log.bounds([queue])[queue].max_offset
         assert [done.begin for done in heard] == list(range(before, before + 3 * len(heard), 3))
         assert end - heard[-1].end in (0, 3)
@@ -233,81 +226,18 @@ def refuses(write: Callable[[], object]) -> bool:
 
 
 def everything(broker: EmbeddedBroker) -> dict[str, Any]:
-    """Return every entry of the store, with the sizes of payloads. A refused write must not change them."""
+    """Return every row of the store, with the sizes of payloads. A refused write must not change them."""
     opened = Store.open(broker.path)
     try:
         with opened.read() as txn:
             return {
-                name: [(key, len(value) if name == "payloads" else value) for key, value in txn.scan(name)]
-                for name in layout.DATABASES
+                table.name: [(row.id, len(row.content)) for row in txn.scan(PAYLOADS)]
+                if table is PAYLOADS
+                else list(txn.scan(table))
+                for table in TABLES.values()
             }
     finally:
         opened.close()
-
-
-@pytest.fixture
-def in_lmdb(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Store all messages in LMDB's file, so that they fill it, as small messages of many writes would do over time."""
-    monkeypatch.setattr(transaction, "INLINE_BYTES", 1 << 30)
-
-
-@pytest.mark.usefixtures("in_lmdb")
-def test_a_full_store_lets_a_query_renew_and_stop_and_a_user_delete(path: Path):
-    """The store is filled with data that trimming cannot delete, so that no page is left."""
-    with EmbeddedBroker(path, map_size=400_000) as broker:
-        broker.admin.create_topic("orders", 2)
-        writes = Writes(broker)
-        [token] = locked(broker, "g", writes.client, [writes.queue])
-        staging = broker.outbox.open(SinkBatch("s", 7), 0)
-        staging.add(writes.queue, rows(["x"]))
-        receipt = staging.receipt()
-        fill(broker, writes.append)
-        fill(broker, writes.publish)
-        for _ in range(5):
-            assert broker.groups.renew([token]) == []
-        broker.outbox.discard([receipt])
-        broker.groups.unlock([token])
-        assert not broker.groups.check(token)
-        broker.admin.delete_topic("orders")
-        broker.admin.create_topic("orders", 2)
-        broker.log.append({writes.queue: rows(["after"])})
-        assert bodies(broker, writes.queue) == ["after"]
-        assert check(path) == []
-
-
-def write_beyond(broker: Broker, pipe: Connection) -> None:
-    [queue, _] = queues_of(broker)
-    for _ in range(20):
-        pipe.send(broker.log.append({queue: rows([os.urandom(100_000).hex()])})[queue].end)
-
-
-def test_a_process_with_a_smaller_map_follows_one_that_writes_beyond_it(path: Path):
-    """Threads of the process read at the same time. The map moves only while none of them is inside a transaction."""
-    with EmbeddedBroker(path, map_size=400_000) as broker:
-        broker.admin.create_topic("orders", 2)
-        queue = queues_of(broker)[0]
-        broker.log.append({queue: rows(["first"])})
-        stopped, errors = threading.Event(), []
-
-        def read_on() -> None:
-            while not stopped.is_set():
-                try:
-                    assert bodies(broker, queue)[0] == "first"
-                except BaseException as error:
-                    errors.append(error)
-                    return
-
-        threads = [threading.Thread(target=read_on) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        assert Child(path, write_beyond).end()[-1] == 21
-        stopped.set()
-        for thread in threads:
-            thread.join()
-        assert errors == []
-        assert len(bodies(broker, queue)) == 21
-        broker.log.append({queue: rows(["mine"])})
-        assert check(path) == []
 
 
 def fill_the_disk(broker: EmbeddedBroker, pipe: Connection, kind: str) -> None:
@@ -315,7 +245,7 @@ def fill_the_disk(broker: EmbeddedBroker, pipe: Connection, kind: str) -> None:
     writes = Writes(broker)
     write = getattr(writes, kind)
     write()
-    limit = os.stat(broker.path / "data.mdb").st_size + 100_000
+    limit = max(wal.size(broker.path), os.stat(broker.path / FILE).st_size) + 100_000
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
     fill(broker, lambda: broker.log.append({writes.queue: rows([os.urandom(10_000).hex()])}))
     fill(broker, write)
@@ -349,23 +279,18 @@ class Place(NamedTuple):
 
 
 def payload_places(broker: EmbeddedBroker) -> list[Place]:
-    """Return each payload that is in a segment or in separate pages of LMDB's file."""
-    data = broker.path / "data.mdb"
-    content = data.read_bytes()
-    out = []
+    """Return each payload. All must be in segments."""
     opened = Store.open(broker.path)
     with opened.read() as txn:
-        for key, value in list(txn.scan("index")):
-            chunk = Chunk.unpack(value)
-            named = layout.queue_of(key), layout.index_offset(key), chunk.rows
-            if chunk.segment == layout.INLINE:
-                payload = bytes(txn.payload(chunk))
-                assert content.count(payload) == 1
-                out.append(Place(*named, data, content.index(payload), len(payload)))
-            else:
-                out.append(Place(*named, txn.segments.folder / name_of(chunk.segment), chunk.position, chunk.stored_bytes))
+        chunks = list(txn.scan(CHUNKS))
+        folder = txn.segments.folder
     opened.close()
-    return out
+    return [
+        Place(
+            queue_of(chunk), chunk.first_offset, chunk.rows, folder / name_of(chunk.segment), chunk.position, chunk.stored_bytes
+        )
+        for chunk in chunks
+    ]
 
 
 def flip(path: Path, at: int, bit: int) -> None:
@@ -378,10 +303,10 @@ def flip(path: Path, at: int, bit: int) -> None:
 
 def test_messages_are_appended_behind_a_damaged_chunk(path: Path, broker: EmbeddedBroker):
     queue = queues_of(broker)[0]
-    broker.log.append({queue: rows([b"x" * 100] * 100)})
+    broker.log.append({queue: rows([os.urandom(1000) for _ in range(100)])})
     [place] = payload_places(broker)
     flip(place.file, place.begin + place.length // 2, 3)
-    broker.log.append({queue: rows([b"y" * 100] * 100)})
+    broker.log.append({queue: rows(["y" * 100] * 100)})
     with refused("STORE.CORRUPT", f"{place.first} to {place.first + place.messages - 1}"):
         bodies(broker, queue)
     assert bodies(broker, queue, 100) == ["y" * 100] * 100
@@ -404,24 +329,10 @@ def test_damaged_staged_rows_are_not_merged_into_a_queue(broker: EmbeddedBroker)
 
 def test_a_damaged_store_can_still_be_trimmed_and_its_topics_deleted(path: Path, broker: EmbeddedBroker):
     queue = queues_of(broker)[0]
-    broker.log.append({queue: rows([b"x" * 100] * BIG)})
-    broker.log.append({queue: rows([b"y" * 100] * BIG)})
+    for _ in range(2):
+        broker.log.append({queue: rows([os.urandom(20) for _ in range(BIG)])})
     for place in payload_places(broker):
         flip(place.file, place.begin + place.length // 2, 1)
     assert broker.admin.trim("orders", {queue: BIG}) == {queue: BIG}
     broker.admin.delete_topic("orders")
     assert check(path) == []
-
-
-@pytest.mark.usefixtures("in_lmdb")
-def test_a_registration_needs_no_room_in_the_store(path: Path):
-    with EmbeddedBroker(path, map_size=400_000) as broker:
-        broker.admin.create_topic("orders", 2)
-        writes = Writes(broker)
-        [token] = locked(broker, "g", writes.client, [writes.queue])
-        fill(broker, writes.append)
-        run = SourceRun("query", 0, "run")
-        broker.outbox.register(run, writes.queue, span(0, 1), token)
-        broker.admin.trim("orders", {writes.queue: 1 << 40})
-        assert broker.outbox.publish(SinkBatch("s", 0, run), []).ranges == {}
-        assert broker.groups.offsets("g", [writes.queue]) == {writes.queue: 1}

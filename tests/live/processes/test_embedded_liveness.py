@@ -151,9 +151,9 @@ def test_an_owner_stays_alive_if_its_process_opens_and_closes_its_file(broker: E
 
 
 def test_an_unknown_client_is_dead(broker: EmbeddedBroker):
-    for name in ("nobody", "../data.mdb", "", "x" * 1000):
+    for name in ("nobody", "../index.db", "", "x" * 1000):
         assert not is_alive(broker.path, name)
-    assert (broker.path / "data.mdb").exists()
+    assert (broker.path / "index.db").exists()
 
 
 def test_a_dead_owners_file_is_removed_by_the_process_that_finds_it(broker: EmbeddedBroker, start):
@@ -209,12 +209,12 @@ def test_a_presence_ends_once(broker: EmbeddedBroker):
 
 
 def test_a_client_leaves_although_the_store_cannot_be_written(broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch):
-    def full(work: object) -> None:
+    def full() -> None:
         raise StoreFullError(StoreFullCondition.FULL, "no room")
 
     me = broker.groups.join("me")
     broker.groups.heartbeat("g", me, Subscription("shared", "orders"))
-    monkeypatch.setattr(broker.groups._store, "write_even_if_full", full)
+    monkeypatch.setattr(broker.groups._store, "write", full)
     with refused("STORE.FULL"):
         broker.groups.leave(me)
     assert not is_alive(broker.path, me.client_id)

@@ -5,11 +5,13 @@ This module is long because each way of sharing a directory has its own refusals
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import pwd
 import re
 import signal
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -20,17 +22,17 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 
-import lmdb
 import pytest
 
 from orderedmq import connect
 from orderedmq.broker import Broker
 from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.embedded.check import check
-from orderedmq.embedded.store import environment as store
-from orderedmq.embedded.store import filesystem, formats, layout
-from orderedmq.embedded.store.environment import Store
+from orderedmq.embedded.store import database, filesystem, wal
+from orderedmq.embedded.store.database import Store
 from orderedmq.embedded.store.filesystem import file_system
+from orderedmq.embedded.store.schema import FORMAT
+from orderedmq.embedded.store.store_file import FILE
 from orderedmq.model import DEAD_LETTER_PREFIX, MAX_NAME_LENGTH, MessageQueue
 from tests.contract.support import bodies, queues_of, refused, rows
 from tests.waits import until
@@ -134,55 +136,44 @@ def test_a_relative_path_is_made_absolute_at_once(tmp_path: Path, monkeypatch: p
     with EmbeddedBroker(Path("here")) as broker:
         monkeypatch.chdir("/")
         broker.admin.create_topic("t", 1)
-    assert (tmp_path / "here" / "data.mdb").is_file()
+    assert (tmp_path / "here" / "index.db").is_file()
 
 
-@pytest.mark.parametrize(("version", "remedy"), [(layout.FORMAT + 1, "Upgrade"), (layout.FORMAT - 1, "make a new store")])
+@pytest.mark.parametrize(("version", "remedy"), [(FORMAT + 1, "Upgrade"), (FORMAT - 1, "make a new store")])
 def test_a_store_of_another_format_is_refused(path: Path, broker: Broker, version: int, remedy: str):
     broker.close()
-    with lmdb.open(str(path), max_dbs=20) as env:
-        meta = env.open_db(b"meta", create=False)
-        with env.begin(write=True) as txn:
-            txn.put(b"format", layout.number(version), db=meta)
+    with contextlib.closing(sqlite3.connect(path / FILE, isolation_level=None)) as connection:
+        connection.execute(f"PRAGMA user_version={version}")
+        connection.execute("UPDATE settings SET number = ? WHERE name = 'format'", (version,))
     for look in (lambda: broker.log, lambda: broker.admin.create_topic("t", 1)):
         with refused("STORE.OTHER_FORMAT", path, version, remedy):
             look()
 
 
-@pytest.mark.parametrize("content", [b"hello", os.urandom(20_000), b"\0" * 8192])
+@pytest.mark.parametrize("content", [b"", b"hello", os.urandom(20_000), b"\0" * 8192])
 def test_a_file_that_is_no_store_is_refused_and_left_alone(path: Path, content: bytes):
     path.mkdir()
-    (path / "data.mdb").write_bytes(content)
+    (path / "index.db").write_bytes(content)
     with connect(path) as broker:
         for look in (lambda: broker.log, lambda: broker.admin.create_topic("t", 1)):
             with refused("STORE.NOT_A_STORE", path):
                 look()
-    assert (path / "data.mdb").read_bytes() == content
+    assert (path / "index.db").read_bytes() == content
 
 
-@pytest.mark.parametrize("name", [None, b"meta", b"other"])
-def test_an_lmdb_file_of_another_program_is_refused_and_left_alone(path: Path, name: bytes | None):
+@pytest.mark.parametrize("mode", ["DELETE", "WAL"])
+def test_a_database_of_another_program_is_refused_and_left_alone(path: Path, mode: str):
     path.mkdir()
-    with lmdb.open(str(path), max_dbs=5) as env:
-        database = env.open_db(name) if name else None
-        with env.begin(write=True) as txn:
-            txn.put(b"key", b"value", db=database)
-    before = (path / "data.mdb").read_bytes()
+    with contextlib.closing(sqlite3.connect(path / FILE, isolation_level=None)) as connection:
+        connection.execute(f"PRAGMA journal_mode={mode}")
+        connection.execute("CREATE TABLE settings (name TEXT PRIMARY KEY, number, text, seal)")
+        connection.execute("INSERT INTO settings VALUES ('format', 1, NULL, 1)")
+    before = (path / "index.db").read_bytes()
     with connect(path) as broker:
         for look in (lambda: broker.log, lambda: broker.admin.create_topic("t", 1)):
             with refused("STORE.NOT_A_STORE", path):
                 look()
-    assert (path / "data.mdb").read_bytes() == before
-
-
-def test_an_empty_lmdb_file_is_no_store_for_a_reader_and_a_place_for_a_topic(path: Path):
-    path.mkdir()
-    lmdb.open(str(path)).close()
-    with connect(path) as broker:
-        with refused("STORE.MISSING", path):
-            broker.log.topics()
-        broker.admin.create_topic("t", 1)
-        assert len(broker.log.topics()) == 1
+    assert (path / "index.db").read_bytes() == before
 
 
 def test_a_path_that_is_a_file_is_refused_by_name(path: Path):
@@ -212,7 +203,7 @@ def test_windows_is_refused_by_name(path: Path, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("kind", ["nfs4", "cifs", "fuse.sshfs", "fuse.glusterfs", "9p"])
 def test_a_network_file_system_is_refused_before_anything_is_made(path: Path, monkeypatch: pytest.MonkeyPatch, kind: str):
-    monkeypatch.setattr(store, "file_system", lambda where: kind)
+    monkeypatch.setattr(database, "file_system", lambda where: kind)
     with connect(path) as broker, refused("STORE.NETWORK_FILE_SYSTEM", kind, path):
         broker.admin.create_topic("t", 1)
     assert not path.exists()
@@ -333,8 +324,7 @@ WITH_RIGHTS_TAKEN = """
         call("locks", lambda: broker.admin.locks())
         call("leave", lambda: broker.groups.leave(other))
     if how == "mode":
-        for name in ("data.mdb", "lock.mdb"):
-            (path / name).chmod(0o400)
+        (path / "index.db").chmod(0o400)
     else:
         run("umount", path / "owners")
         run("umount", path / "segments")
@@ -371,7 +361,7 @@ def test_a_store_without_rights_is_a_named_error_until_they_are_back():
     user = pwd.getpwuid(os.getuid() or 65534).pw_name
     refused_ = "ORDEREDMQ_STORE.PERMISSION"
     owners = f"{path}/owners belongs to user {user} and has mode 0000. Allow its owner to use it: chmod -R u+rwX {path}"
-    data = f"{path}/data.mdb belongs to user {user} and has mode 0400. Allow its owner to use it: chmod -R u+rwX {path}"
+    data = f"{path}/index.db belongs to user {user} and has mode 0400. Allow its owner to use it: chmod -R u+rwX {path}"
     segment = f"{path}/segments/TOKEN.segment belongs to user {user} and has mode 0000. Allow its owner to use it: chmod -R u+rwX {path}"
     assert said == [
         "append ok", f"large {refused_} {owners}", f"join {refused_} {owners}",
@@ -400,28 +390,27 @@ def test_a_store_on_a_read_only_file_system_is_a_named_error_until_it_is_writabl
     ]  # fmt: skip
 
 
-def test_two_containers_with_one_process_number_are_a_named_error(path: Path):
+def test_two_containers_with_one_process_number_share_a_store(path: Path, broker: Broker):
     alone = ["unshare", "--pid", "--fork", *([] if os.getuid() == 0 else ["--map-root-user"])]
     if subprocess.run([*alone, "true"], capture_output=True, check=False).returncode:
         pytest.skip("this machine does not allow users to create a namespace of processes")
-    code = "import orderedmq, sys; print(orderedmq.connect(sys.argv[1]).log.topics(), flush=True); sys.stdin.read()"
-    with connect(path) as broker:
-        broker.admin.create_topic("t", 1)
-
-    def start() -> subprocess.Popen[str]:
-        command = [*alone, sys.executable, "-c", code, str(path)]
-        return subprocess.Popen(
-            command, cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
-
-    with start() as first:
-        assert first.stdout is not None
-        assert first.stdout.readline().startswith("[TopicInfo")
-        _, said = start().communicate(timeout=60)
-        first.communicate(timeout=60)
-    assert "[ORDEREDMQ_STORE.IO]" in said
-    assert "another container" in said
-    assert "Run all processes that use a store in one container" in said
+    code = """
+        import sys, pyarrow as pa, orderedmq
+        broker = orderedmq.connect(sys.argv[1])
+        for number in range(50):
+            broker.log.append({broker.log.queues("orders")[0]: pa.record_batch({"body": [b"x"]})})
+        print("written", flush=True)
+        sys.stdin.read()
+    """
+    command = [*alone, sys.executable, "-c", textwrap.dedent(code), str(path)]
+    writers = [subprocess.Popen(command, cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(2)]
+    for writer in writers:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "written\n"
+    for writer in writers:
+        writer.communicate(timeout=60)
+    assert len(bodies(broker, queues_of(broker)[0])) == 100
+    assert check(path) == []
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
@@ -545,15 +534,15 @@ def test_a_store_made_by_many_processes_at_once_is_one_store(path: Path, start):
 OTHER_MAKER = """
     import select, sys
     from orderedmq import connect
-    from orderedmq.embedded.store.environment import Store
+    from orderedmq.embedded.store.database import Store
     from orderedmq.errors import StoreError
 
-    def late(self, create, opened=Store._lmdb):
+    def late(self, made=Store._create):
         print("looked", flush=True)
         select.select([sys.stdin], [], [], 1)
-        return opened(self, create)
+        made(self)
 
-    Store._lmdb = late
+    Store._create = late
     print("ready", flush=True)
     sys.stdin.readline()
     for last in (False, True):
@@ -567,7 +556,7 @@ OTHER_MAKER = """
 
 
 @pytest.mark.holds("loss of power")
-@pytest.mark.parametrize("module", [filesystem, formats], ids=["the name of the folder", "the names of the files"])
+@pytest.mark.parametrize("module", [filesystem, database], ids=["the name of the folder", "the names of the files"])
 def test_a_failed_sync_of_one_of_two_makers_loses_no_topic(
     path: Path, start, monkeypatch: pytest.MonkeyPatch, module: ModuleType
 ):
@@ -598,7 +587,7 @@ def test_while_a_process_makes_a_store_no_other_makes_its_files(path: Path, star
     other = start(OTHER_MAKER, path)
     say(other, "go")
     assert [other.stdout.readline() for _ in range(2)] == ["ready\n", "looked\n"]
-    monkeypatch.setattr(formats, "sync_folder", lambda folder: pytest.fail("two processes make a store"))
+    monkeypatch.setattr(Store, "_create", lambda self: pytest.fail("two processes make a store"))
     with connect(path) as broker:
         broker.admin.create_topic("ours", 1)
     assert_both_made_a_topic(path, other)
@@ -640,7 +629,6 @@ def test_a_child_of_a_process_with_a_read_under_way_cannot_open_the_store(path: 
         thread = threading.Thread(target=hold, daemon=True)
         thread.start()
         inside.wait()
-        slots = broker.log._store._env.readers()
         child = os.fork()
         if child == 0:
             try:
@@ -650,39 +638,55 @@ def test_a_child_of_a_process_with_a_read_under_way_cannot_open_the_store(path: 
             finally:
                 os._exit(0)
         os.waitpid(child, 0)
-        print(str(os.getpid()) in slots, broker.log._store._env.readers() == slots)
         done.set()
         thread.join()
         print(len(broker.log.topics()))
         """,
         path,
     )
-    assert said.splitlines() == ["ORDEREDMQ_STORE.IO True", "True True", "1"]
+    assert said.splitlines() == ["ORDEREDMQ_STORE.IO True", "1"]
 
 
-def test_the_slots_of_killed_readers_do_not_keep_pages_for_ever(
-    path: Path, broker: Broker, start, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("end", ["killed", "continued"])
+def test_a_reader_that_is_stopped_keeps_the_log_only_while_it_is_stopped(
+    path: Path, broker: Broker, start, monkeypatch: pytest.MonkeyPatch, end: str
 ):
-    """A reader is killed inside its transaction. The pages of messages deleted later must be used again."""
-    monkeypatch.setattr(store, "CLEAR_READERS", 16)
+    """A reader is stopped inside its transaction, so the log cannot begin anew. Writers do not wait for it."""
+    monkeypatch.setattr(wal, "LIMIT", 256 * 1024)
+    store = Store.open(path)
+    store._long_log = wal.LIMIT
     code = """
         import sys
         from orderedmq import connect
         broker = connect(sys.argv[1])
         with broker.log._store.read() as txn:
-            txn.get("meta", b"format")
+            txn.number()
             print("reading", flush=True)
             sys.stdin.readline()
+        print("read", flush=True)
+        sys.stdin.readline()
     """
     reader = start(code, path)
     assert reader.stdout.readline() == "reading\n"
-    reader.kill()
-    reader.wait()
+    reader.send_signal(signal.SIGSTOP)
     queue = queues_of(broker)[0]
-    for _ in range(100):
-        broker.log.append({queue: rows([b"x" * 20_000])})
-        broker.admin.trim("orders", {queue: 1 << 40})
-    assert (path / "data.mdb").stat().st_size < 50 * 20_000
+
+    def write(bytes_written: int) -> None:
+        for _ in range(bytes_written // 20_000):
+            broker.log.append({queue: rows([b"x" * 20_000])})
+
+    write(4 * wal.LIMIT)
+    assert wal.size(path) > 4 * wal.LIMIT
+    if end == "killed":
+        reader.kill()
+        reader.wait()
+    else:
+        reader.send_signal(signal.SIGCONT)
+        say(reader, "go")
+        assert reader.stdout.readline() == "read\n"
+    write(2 * wal.size(path))
+    assert wal.size(path) <= 2 * wal.LIMIT
+    store.close()
 
 
 def test_the_change_number_is_never_ahead_of_the_messages(path: Path):

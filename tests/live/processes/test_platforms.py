@@ -61,7 +61,7 @@ def oldest(extras: tuple[str, ...]) -> list[str]:
 @pytest.mark.timeout(2 * _TIMEOUT)
 def test_the_light_tests_pass_with_the_oldest_packages_that_the_metadata_allow(tmp_path: Path) -> None:
     packages = oldest(EXTRAS)
-    assert {requirement.partition("==")[0] for requirement in packages} >= {"pyspark", "pandas", "pyarrow", "numpy", "lmdb"}
+    assert {requirement.partition("==")[0] for requirement in packages} >= {"pyspark", "pandas", "pyarrow", "numpy"}
     python = environment(FOLDER / "oldest", [*packages, "opentelemetry-sdk==1.30.0", "click==8.2.1", *TOOLS])
     light = ["tests/contract", *(str(path) for name in LIGHT for path in ROOT.glob(f"tests/unit/test_{name}.py"))]
     options = ("-q", "-n", "2", "-p", "no:cacheprovider", "--hypothesis-profile", "quick", "-m", "not spark and not rocketmq")

@@ -20,7 +20,7 @@ from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.embedded.check import check, examine
 from orderedmq.embedded.clock import SystemClock
 from orderedmq.embedded.store import filesystem, transaction
-from orderedmq.embedded.store.environment import Store
+from orderedmq.embedded.store.database import Store
 from orderedmq.embedded.store.segment_file import HEADER_BYTES
 from orderedmq.errors import StoreError
 from orderedmq.model import MessageQueue

@@ -6,11 +6,11 @@ process that hangs or dies is a finding. ``--nightly`` changes every field that 
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing as mp
 import os
-import re
 import shutil
-import struct
+import sqlite3
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -21,16 +21,17 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import lmdb
 import pytest
 
 from orderedmq.broker import Receipt, SinkBatch
 from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.embedded.check import check, examine
-from orderedmq.embedded.store import layout, pages, transaction
-from orderedmq.embedded.store.environment import Store
+from orderedmq.embedded.store import transaction, wal
+from orderedmq.embedded.store.database import Store
+from orderedmq.embedded.store.schema import TABLES, Table
 from orderedmq.embedded.store.segment_file import HEADER_BYTES
-from orderedmq.embedded.store.verify import reading
+from orderedmq.embedded.store.store_file import FILE
+from orderedmq.embedded.store.store_lock import StoreLock
 from orderedmq.errors import StoreError
 from orderedmq.model import OffsetRange
 from orderedmq.ownership.micro_batch import SourceRun
@@ -47,8 +48,8 @@ NAMED = ("ORDEREDMQ_STORE.CORRUPT", "ORDEREDMQ_STORE.NOT_A_STORE", "ORDEREDMQ_ST
 #: Seconds without a result after which an attempt counts as hanging. An attempt takes some hundredths of a second.
 PATIENCE = 60.0
 SAMPLE = 200
-#: The number of used bytes in a meta page.
-META_SIZE = 152
+#: The sizes of SQLite's headers: of the file, of its log, and of each frame of the log.
+HEADER_SIZE, LOG_HEADER_SIZE, FRAME_HEADER_SIZE, PAGE = 100, 32, 24, 4096
 
 #: A position in the file, and the new bytes there.
 Change = tuple[int, bytes]
@@ -58,18 +59,28 @@ Change = tuple[int, bytes]
 class World:
     """An undamaged store, the content of its files, and the data read from it before and after a write.
 
-    ``content`` is the content of LMDB's file, followed by the segments' content. ``sizes``: the sizes of these files, by name.
+    ``content`` is the content of the index, of its log and of the segments. ``sizes``: the sizes of these files, by name. ``last``: the
+    number of the last transaction, which the log has.
     """
 
     path: Path
     sizes: dict[str, int]
     content: bytes
     receipts: tuple[Receipt, ...]
+    last: int
     answers: dict[str, Any] = field(default_factory=dict)
     written: dict[str, Any] = field(default_factory=dict)
 
     def flipped(self, at: int, bit: int) -> Change:
         return at, bytes([self.content[at] ^ 1 << bit])
+
+    @property
+    def headers(self) -> list[int]:
+        """The positions of the bytes of SQLite's headers."""
+        log = self.sizes[FILE]
+        frames = range(log + LOG_HEADER_SIZE, log + self.sizes[wal.NAME], FRAME_HEADER_SIZE + PAGE)
+        headers = [(0, HEADER_SIZE), (log, LOG_HEADER_SIZE), *((frame, FRAME_HEADER_SIZE) for frame in frames)]
+        return [at for begin, size in headers for at in range(begin, begin + size)]
 
 
 @pytest.fixture(scope="module")
@@ -83,9 +94,14 @@ def world(folder: Path) -> Iterator[World]:
     path = folder / "store"
     broker, _, receipts = make(path)
     with broker:
-        contents = {name: (path / name).read_bytes() for name in ("data.mdb", *segment_files(path))}
+        # The last transactions are in the log, and all others in the file.
+        with contextlib.closing(sqlite3.connect(path / FILE)) as connection:
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        for offset in range(3):
+            broker.admin.seek("h", {QUEUES[0]: offset})
+        contents = {name: (path / name).read_bytes() for name in (FILE, wal.NAME, *segment_files(path))}
         sizes = {name: len(content) for name, content in contents.items()}
-        world = World(path, sizes, b"".join(contents.values()), receipts)
+        world = World(path, sizes, b"".join(contents.values()), receipts, broker.log.change())
         place = copy(world, path.parent / "sound", world.content)
         with EmbeddedBroker(place, clock=FixedClock()) as fresh:
             world.answers = read_all(fresh)
@@ -108,6 +124,8 @@ def copy(world: World, place: Path, content: bytes) -> Path:
     for name, size in world.sizes.items():
         (place / name).write_bytes(content[begin : begin + size])
         begin += size
+    with contextlib.closing(StoreLock(place)) as lock:
+        lock.acknowledge((place / FILE).stat().st_ino, world.last)
     return place
 
 
@@ -122,7 +140,7 @@ def judge(world: World, place: Path) -> list[str]:
         out.append(outcome("writes", lambda: write_all(broker, world.receipts), world.written))
     # Damaged entries that no read has touched may remain, and then other entries do not agree with them. A payload whose key was changed
     # belongs to no entry.
-    left = ("fails", "belongs to no entry")
+    left = ("fails", "belongs to no entry", "cannot be read")
     if out[-1] == "right" and (findings := check(place)) and not any(why in finding for finding in findings for why in left):
         out.append(f"after writes: {findings}")
     return out
@@ -215,13 +233,13 @@ def attempt(world: World, folder: Path, changes: list[Change]) -> Attempts:
 
 
 def fields_in_use(world: World, folder: Path) -> list[int]:
-    """The positions of the 16-bit fields that affect an answer. LMDB has no smaller fields, and this project's data have checksums.
+    """The positions of the bytes that affect an answer.
 
     If all bytes of a range can be inverted and every answer stays right, nothing reads the range. Nine tenths of the file are such
     ranges: unused space and pages of earlier transactions. Ranges with other outcomes are divided further.
     """
     places = list(range(0, len(world.content), 4096))
-    for size, part in ((4096, 512), (512, 64), (64, 8), (8, 2)):
+    for size, part in ((4096, 512), (512, 64), (64, 8), (8, 1)):
         inverted = [(at, bytes(byte ^ 0xFF for byte in world.content[at : at + size])) for at in places]
         noticed = attempt(world, folder, inverted).noticed
         places = [at for begin, _ in noticed for at in range(begin, begin + size, part)]
@@ -233,11 +251,11 @@ def fields_in_use(world: World, folder: Path) -> list[int]:
 def test_a_changed_bit_gives_the_right_answer_or_a_named_error(world: World, folder: Path, nightly: bool):
     random = Random(7)
     if nightly:
-        places = [at + random.randrange(2) for at in fields_in_use(world, folder)]
+        places = fields_in_use(world, folder)
     else:
-        # Change a sample of the bytes that are not zero, and all fields that LMDB reads first.
+        # Change a sample of the bytes that are not zero, and all fields that SQLite reads first.
         written = [at for at, byte in enumerate(world.content) if byte]
-        places = [*random.sample(written, SAMPLE), *range(META_SIZE), *range(4096, 4096 + META_SIZE)]
+        places = [*random.sample(written, SAMPLE), *world.headers]
     changes = [world.flipped(at, random.randrange(8)) for at in places]
     random.shuffle(changes)
     seen = attempt(world, folder, changes).outcomes
@@ -254,29 +272,6 @@ def test_a_sector_or_page_that_is_lost_or_anothers_gives_the_right_answer_or_a_n
         changes.append((page + random.randrange(0, 4096, 512), random.choice((bytes(512), random.randbytes(512)))))
     seen = attempt(world, folder, changes).outcomes
     assert min(seen["right"], seen["named"]) > len(changes) // 10, seen
-
-
-def test_no_reader_waits_for_rows_that_a_damaged_entry_promises(world: World, folder: Path):
-    """Change each bit of the row count in index entries. With a smaller count, a search by time once did not end."""
-    opened = Store.open(world.path)
-    with opened.read() as txn:
-        entries = [key + value for key, value in txn.scan("index")]
-        states = [key + value for key, value in txn.scan("queues")]
-    opened.close()
-    chunk, state = len(layout.Chunk(layout.INLINE, *[0] * 10).pack()), len(layout.QueueState(*[0] * 4).pack())
-    rows_at = [world.content.index(entry) + len(entry) - chunk + 24 for entry in entries]
-    end_at = [world.content.rindex(entry) + len(entry) - state + 8 for entry in states]
-    changes = [world.flipped(at + byte, bit) for at in rows_at for byte in range(2) for bit in range(8)]
-    seen = attempt(world, folder, [*changes, *(world.flipped(at + byte, 2) for at in end_at for byte in range(8))]).outcomes
-    assert seen["named"] > len(changes) // 3, seen
-
-
-def test_a_database_with_other_flags_is_damaged(world: World, folder: Path):
-    """With the flag of duplicate keys (4), LMDB would add values instead of replacing them."""
-    # In the list of databases, a name precedes its record: four bytes of padding, then the flags. Former pages have such lists too.
-    records = [found.end() for name in layout.DATABASES for found in re.finditer(name.encode() + bytes(6), world.content)]
-    seen = attempt(world, folder, [(at - 2, b"\x04") for at in records]).outcomes
-    assert seen["named"] == len(layout.DATABASES), seen
 
 
 # -- segments -----------------------------------------------------------------------------------------------------------------------
@@ -375,126 +370,62 @@ def place(world: World, folder: Path) -> Path:
     return copy(world, folder / "place", world.content)
 
 
-def change(place: Path, at: int, *values: bytes) -> None:
-    with open(place / "data.mdb", "r+b") as file:
-        file.seek(at)
-        file.write(b"".join(values))
-
-
-def number_at(place: Path, at: int, size: int = 8) -> int:
-    return int.from_bytes((place / "data.mdb").read_bytes()[at : at + size], "little")
-
-
-def newest(place: Path) -> int:
-    """The number (0 or 1) of the current meta page."""
-    return int(number_at(place, 4096 + META_TRANSACTION) > number_at(place, META_TRANSACTION))
-
-
-def corrupt(place: Path, *words: str) -> None:
-    """Assert that opening is refused in one line that says what to do, and that a check also finds the damage."""
-    for _ in range(2):
-        with EmbeddedBroker(place, clock=FixedClock()) as broker, refused("STORE.CORRUPT", *words, f"orderedmq check {place}"):
-            broker.log.topics()
-    assert check(place)
-
-
-META_TRANSACTION = 144
-META_MAIN_ROOT = 128
-
-
-def test_an_older_snapshot_is_not_taken_for_the_newest(place: Path):
-    """Both snapshots are complete. Only the transaction's number says which one is newer."""
-    new = newest(place)
-    older = number_at(place, (1 - new) * 4096 + META_TRANSACTION)
-    change(place, (1 - new) * 4096 + META_TRANSACTION, (older + 2).to_bytes(8, "little"))
-    corrupt(place, "transaction")
-
-
-def test_a_newer_snapshot_is_not_taken_for_an_older_one(place: Path):
-    """The number of the newer snapshot is lowered by two. Without the check, the last write would be lost silently."""
-    new = newest(place)
-    change(place, new * 4096 + META_TRANSACTION, (number_at(place, new * 4096 + META_TRANSACTION) - 2).to_bytes(8, "little"))
-    corrupt(place, "has the entries of another transaction")
-
-
-def key_at(content: bytes, page: int, key: bytes) -> int:
-    """The position of a key, found by the page's list of nodes, because free space of a page may contain former keys."""
-    begin = page * 4096
-    (end,) = struct.unpack_from("<H", content, begin + 12)
-    nodes = struct.unpack_from(f"<{(end - 16) // 2}H", content, begin + 16)
-    [found] = [begin + node + 8 for node in nodes if content.startswith(key, begin + node + 8)]
-    return found
-
-
-def test_a_page_that_leads_back_to_itself_ends_a_walk(place: Path):
-    """The root page of the list of databases becomes the root of one of its databases."""
-    content = (place / "data.mdb").read_bytes()
-    root = number_at(place, newest(place) * 4096 + META_MAIN_ROOT)
-    at = key_at(content, root, b"groups")
-    change(place, at + 6 + 40, root.to_bytes(8, "little"))
-    corrupt(place, "groups")
-
-
-def test_a_tree_on_free_pages_is_damage(place: Path):
-    """A root points to the page that was this database's root before. Its entries are complete, with correct checksums, but old."""
-    with EmbeddedBroker(place, clock=FixedClock()) as broker:
-        queue = QUEUES[0]
-        content = (place / "data.mdb").read_bytes()
-        root = number_at(place, newest(place) * 4096 + META_MAIN_ROOT)
-        at = key_at(content, root, b"groups")
-        before = content[at + 6 + 40 : at + 6 + 48]
-        broker.admin.seek("h", {queue: 2})
-    content = (place / "data.mdb").read_bytes()
-    root = number_at(place, newest(place) * 4096 + META_MAIN_ROOT)
-    at = key_at(content, root, b"groups")
-    assert content[at + 6 + 40 : at + 6 + 48] != before
-    change(place, at + 6 + 40, before)
-    corrupt(place, "used")
-
-
-def test_pages_beyond_the_value_are_not_freed(place: Path):
-    """The first page of a payload says how many pages LMDB must free. The change adds three pages that belong to other data."""
-    content = (place / "data.mdb").read_bytes()
-    at = content.index(b"q" * 3000) // 4096 * 4096
-    assert number_at(place, at) == at // 4096
-    change(place, at + 12, (number_at(place, at + 12, 4) + 3).to_bytes(4, "little"))
-    with EmbeddedBroker(place, clock=FixedClock()) as broker, refused("STORE.CORRUPT", f"page {at // 4096}"):
-        broker.admin.delete_topic("plain")
-    assert [finding for finding in check(place) if f"page {at // 4096}" in finding]
-
-
-@pytest.mark.parametrize("database", ["topics", "queues", "groups", "locks", "dead", "parked", "batches", "segments", "space"])
-def test_an_entry_that_a_changed_key_has_moved_is_missed(place: Path, database: str):
-    """The key's last byte is changed, so that the entry stays between its neighbours, but is not found under its key."""
-    opened = Store.open(place)
-    with opened.read() as txn:
-        key = [key for key, _ in txn.scan(database)][-1]
-    opened.close()
-    content = (place / "data.mdb").read_bytes()
-    for at in [at for at in range(len(content)) if content.startswith(key, at)]:
-        change(place, at + len(key) - 1, bytes([key[-1] ^ 4]))
-    opened = Store.open(place)
+@contextlib.contextmanager
+def opened(place: Path) -> Iterator[Store]:
+    store = Store.open(place)
     try:
-        for look in (lambda txn: txn.get(database, key), lambda txn: list(txn.scan(database, key[:-1]))):
-            with refused("STORE.CORRUPT", "fails its checksum"), opened.read() as txn:
-                look(txn)
+        yield store
     finally:
-        opened.close()
+        store.close()
 
 
-def test_damage_of_the_lock_file_is_repaired_when_the_store_is_opened(world: World, place: Path):
-    """No process has the store open, so LMDB creates its lock file again."""
-    with EmbeddedBroker(place, clock=FixedClock()) as broker:
-        broker.log.topics()
+@pytest.mark.parametrize("lost", ["the whole log", "the last transaction"])
+def test_acknowledged_transactions_that_the_log_lacks_are_missed(world: World, place: Path, lost: str):
+    """SQLite takes a log that ends early for one that was torn by a loss of power."""
+    log = place / wal.NAME
+    if lost == "the whole log":
+        log.unlink()
+    else:
+        os.truncate(log, log.stat().st_size - 1)
+    for _ in range(2):
+        with EmbeddedBroker(place, clock=FixedClock()) as broker, refused("STORE.CORRUPT", f"orderedmq check {place}"):
+            broker.log.topics()
+    assert any("are missing" in finding for finding in check(place))
+
+
+@pytest.mark.parametrize("table", [table for table in TABLES.values() if table.sealed], ids=lambda table: table.name)
+def test_a_row_that_a_changed_key_has_moved_is_missed(place: Path, table: Table[Any]):
+    """The end of the key is changed, so that the row stays between its neighbours, but is not found under its key."""
+    with opened(place) as store, store.read() as txn:
+        *_, row = txn.scan(table)
+    key = row[: table.keys]
+    last = key[-1] + 1 if isinstance(key[-1], int) else key[-1] + "~"
+    columns = list(row._asdict())
+    with contextlib.closing(sqlite3.connect(place / FILE, isolation_level=None)) as connection:
+        where = " AND ".join(f"{column} = ?" for column in columns[: table.keys])
+        assert (
+            connection.execute(f"UPDATE {table.name} SET {columns[table.keys - 1]} = ? WHERE {where}", (last, *key)).rowcount
+            == 1
+        )
+    with contextlib.suppress(StoreError), opened(place) as store:
+        for look in (lambda txn: txn.get(table, *key), lambda txn: list(txn.scan(table, *key[:-1]))):
+            with refused("STORE.CORRUPT", "fails its checksum"), store.read() as txn:
+                look(txn)
+
+
+@pytest.mark.parametrize("name", [f"{FILE}-shm", "index.lock"])
+def test_damage_of_files_that_are_made_again_does_no_harm(world: World, place: Path, name: str):
+    """No process has the store open, so SQLite makes its shared memory again, and a lock without a valid record says nothing."""
     for _ in range(3):
-        (place / "lock.mdb").write_bytes(os.urandom((place / "lock.mdb").stat().st_size))
+        (place / name).write_bytes(os.urandom(32 * 1024))
         with EmbeddedBroker(place, clock=FixedClock()) as broker:
             assert read_all(broker) == world.answers
 
 
-@pytest.mark.parametrize("size", [4096, 8192, 20_000, 80_000])
+@pytest.mark.parametrize("size", [0, 100, 4096, 8192, 20_000])
 def test_a_file_that_was_cut_off_is_refused(place: Path, size: int):
-    os.truncate(place / "data.mdb", size)
+    os.truncate(place / FILE, size)
+    (place / wal.NAME).unlink()
     with EmbeddedBroker(place, clock=FixedClock()) as broker, pytest.raises(StoreError) as caught:
         broker.log.topics()
     assert caught.value.condition in NAMED
@@ -515,41 +446,6 @@ def test_a_batch_with_a_damaged_registration_is_not_published(place: Path):
 
 
 # -- undamaged stores ----------------------------------------------------------------------------------------------------------------
-
-
-def test_pages_of_any_history_are_sound(tmp_path: Path):
-    """Trees grow, shrink, split and become empty, with values of all sizes. Some writes are aborted."""
-    random = Random(5)
-    with lmdb.open(str(tmp_path), map_size=1 << 28, max_dbs=3, sync=False) as env:
-        trees = [env.open_db(name) for name in (b"a", b"b", b"c")]
-        keys: list[set[bytes]] = [set(), set(), set()]
-        for step in range(300):
-            before = [set(tree_keys) for tree_keys in keys]
-            with env.begin(write=True) as txn:
-                for _ in range(random.choice((1, 5, 60))):
-                    number = random.randrange(3)
-                    if keys[number] and random.random() < (0.3, 0.7)[step // 50 % 2]:
-                        key = random.choice(sorted(keys[number]))
-                        keys[number].discard(key)
-                        txn.delete(key, db=trees[number])
-                    else:
-                        key = random.randbytes(random.choice((1, 8, 40, 300)))
-                        keys[number].add(key)
-                        txn.put(key, random.randbytes(random.choice((0, 9, 70, 1500, 2500, 20_000))), db=trees[number])
-                if step % 17 == 0:
-                    txn.abort()
-                    keys = before
-            findings: list[str] = []
-            with env.begin() as txn, reading(tmp_path) as read:
-                pair = pages.metas(read)
-                assert pair is not None
-                assert pages.wrong_metas(pair) is None
-                snapshot = pages.Snapshot(read, pair[txn.id() & 1], findings.append)
-                for number, (name, tree) in enumerate(snapshot.databases().items()):
-                    entries = {entry.key: snapshot.value(entry) for entry in snapshot.entries(tree, name)}
-                    assert entries == dict(txn.cursor(db=trees[number]))
-                snapshot.require_free()
-            assert findings == []
 
 
 def test_a_store_that_others_write_to_is_opened_and_checked_without_a_finding(tmp_path: Path):

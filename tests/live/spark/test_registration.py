@@ -210,7 +210,6 @@ def test_the_module_that_spark_discovers_imports_no_large_package(tmp_path: Path
         "pyarrow",
         "numpy",
         "pandas",
-        "lmdb",
         "xxhash",
         "typer",
         "rich",
@@ -226,7 +225,7 @@ def test_the_module_that_spark_discovers_imports_no_large_package(tmp_path: Path
     "fault", ["raise RuntimeError('broken')", "import no_such_module", "this is no Python", "raise SystemExit(3)"]
 )
 def test_the_module_that_spark_discovers_survives_a_broken_package(fault: str, tmp_path: Path) -> None:
-    for package in ("orderedmq", "ordered_source", "ordered_sink", "pyarrow", "lmdb"):
+    for package in ("orderedmq", "ordered_source", "ordered_sink", "pyarrow"):
         (tmp_path / package).mkdir()
         (tmp_path / package / "__init__.py").write_text(fault + "\n")
     code = "import pyspark_orderedmq; print(pyspark_orderedmq.DefaultSource.name())"

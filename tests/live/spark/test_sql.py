@@ -32,7 +32,7 @@ def test_a_table_is_created_and_read_with_its_options_repeated_and_dropped_witho
     )
     assert {row.queue_id: row.n for row in rows.collect()} == {0: 3, 1: 3}
     rig.spark.sql(f"DROP TABLE {table}")
-    assert Path(rig.path, "data.mdb").exists()
+    assert Path(rig.path, "index.db").exists()
     assert sum(map(len, rig.bodies("in").values())) == 6
 
 
