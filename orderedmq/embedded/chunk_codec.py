@@ -94,7 +94,7 @@ def encode(rows: pa.RecordBatch, queue: MessageQueue, codec: int, born: int) -> 
         rows=rows.num_rows,
         columns=columns,
         codec=codec,
-        checksum=schema.unsigned(stream.checksum),
+        checksum=stream.checksum.intdigest() & schema.HIGHEST,
         stored_bytes=stream.size,
         body_bytes=body_bytes(rows.column("body")),
         born=born,
@@ -128,7 +128,7 @@ class _Stream:
 
 def verify(payload: bytes | pa.Buffer, chunk: Chunk) -> None:
     """Check a payload's size and checksum against its chunk. Raises StoreError CORRUPT."""
-    if len(payload) != chunk.stored_bytes or schema.unsigned(xxhash.xxh3_64(payload)) != chunk.checksum:
+    if len(payload) != chunk.stored_bytes or schema.checksum(payload) != chunk.checksum:
         raise StoreError(
             StoreCondition.CORRUPT,
             f"messages {chunk.first_offset} to {chunk.end - 1} of queue {schema.queue_of(chunk)} fail their checksum: the disk or another "

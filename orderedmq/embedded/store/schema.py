@@ -12,8 +12,9 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any, Final, Generic, NamedTuple, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar, get_type_hints
 
 import xxhash
 
@@ -23,12 +24,17 @@ from orderedmq.ownership.lock import Instant, QueueLock
 from orderedmq.ownership.membership import Member, Subscription
 from orderedmq.rows.retention import Clocks
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 #: The format of stores, which the file has as SQLite's ``user_version``. No release has made a store of an earlier format.
 FORMAT: Final = 7
 #: SQLite's ``application_id`` of a store's file: "omq\0".
 APPLICATION: Final = 0x6F6D7100
 #: ``Chunk.segment`` of a chunk whose payload is in the table ``payloads``.
 INLINE: Final = ""
+#: The highest number that SQLite stores.
+HIGHEST: Final = (1 << 63) - 1
 #: How many decoded locks are cached. A process that watches a group reads the same ones again and again.
 _KEPT: Final = 4096
 
@@ -193,6 +199,7 @@ class Table(Generic[Row]):
 
     def __init__(self, name: str, row: type[Row], keys: int, *, sealed: bool = True) -> None:
         self.name, self.row, self.keys, self.sealed = name, row, keys, sealed
+        self._make: Callable[[tuple[Any, ...]], Row] = row._make  # type: ignore[attr-defined]
         #: A key that no row's key is before.
         self.least = tuple("" if kind is str else -(1 << 63) for kind in [*get_type_hints(row).values()][:keys])
         hints = get_type_hints(row)
@@ -235,7 +242,7 @@ class Table(Generic[Row]):
         if not self.sealed:
             return self.row(*values)
         row = values[:-1]
-        return self.row(*row) if self._seal(row) == values[-1] else None
+        return self._make(row) if self._seal(row) == values[-1] else None
 
     def described(self, values: tuple[Any, ...]) -> str:
         """Return a description of a row for an error message. The row may be damaged."""
@@ -243,7 +250,7 @@ class Table(Generic[Row]):
         return f"the row {key} of table {self.name}"
 
     def _seal(self, row: tuple[Any, ...]) -> int:
-        return unsigned(xxhash.xxh3_64(f"{self.name}{row!r}".encode()))
+        return checksum(f"{self.name}{row!r}".encode())
 
 
 _SQL_TYPES: Final[dict[Any, str]] = {
@@ -288,9 +295,9 @@ LAST_PAYLOAD: Final = "payload"
 LAST_EPOCH: Final = "epoch"
 
 
-def unsigned(checksum: xxhash.xxh3_64) -> int:
-    """Return a checksum without its highest bit, because SQLite's integers have a sign."""
-    return checksum.intdigest() & 0x7FFF_FFFF_FFFF_FFFF
+def checksum(content: bytes | pa.Buffer) -> int:
+    """Return the xxh3 of bytes without its highest bit, because SQLite's integers have a sign."""
+    return xxhash.xxh3_64_intdigest(content) & HIGHEST
 
 
 @functools.lru_cache(maxsize=_KEPT)
