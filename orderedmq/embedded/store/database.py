@@ -4,6 +4,8 @@ Rules: a process opens a store once and shares it among its threads; each transa
 used across a fork: a child that uses its parent's connection is refused. Errors of SQLite and the system are raised as StoreErrors.
 Everything that was written is on the disk when ``write`` returns. Nothing here may open and close the index by itself, because that
 would release SQLite's locks of this process.
+
+This module is long because opening, transactions and the mapping of errors share the connections and the lock of one store.
 """
 
 from __future__ import annotations
@@ -27,7 +29,6 @@ from orderedmq.embedded.store.filesystem import (
     make_folder,
     missing_rights,
     refuse_other_files,
-    sync_file,
     sync_folder,
     usable,
 )
@@ -99,7 +100,7 @@ class Store:
         self._free: list[sqlite3.Connection] = []
         self._used = 0
         self._closed = False
-        #: The size of the log from which a write tries again to begin it anew.
+        #: The size of the log in bytes from which the next write truncates it.
         self._long_log = wal.LIMIT
         #: The store's segment files, usable once the store is open.
         self.segments = Segments(lambda: self.path, "", self.require_here)
@@ -281,8 +282,7 @@ class Store:
             transaction.put(Setting(STORE_ID, None, uuid.uuid4().hex))
             transaction.sign()
             connection.execute("COMMIT")
-            self._require_wal(connection)
-        sync_file(self.path / _NEW)
+        _complete(self.path / _NEW)
         self.segments.folder.mkdir(mode=0o700, exist_ok=True)
         os.rename(self.path / _NEW, self.path / FILE)
         try:
@@ -536,6 +536,9 @@ class Store:
                 cause = self._cause(written)
                 if cause is not None:
                     return self._system_error(cause, what, written)
+                if name == "SQLITE_IOERR_SHMSIZE":
+                    # The memory that processes share is a file, which could not grow a moment ago.
+                    return _no_room(written, error)
                 if not name.startswith("SQLITE_READONLY"):
                     return self._failed(what, f"{error} ({name})")
             case ["BUSY" | "LOCKED" | "INTERRUPT" | "PROTOCOL" | "NOMEM"]:
@@ -574,6 +577,20 @@ def _require_usable(file: Path) -> None:
     """Require the rights to read and change a file, if it exists, because SQLite would open it for reading. Raises PermissionError."""
     if file.exists() and not usable(file):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(file))
+
+
+def _complete(file: Path) -> None:
+    """Put a new index into WAL mode, and sync it.
+
+    SQLite would do this by ``journal_mode``, which keeps the former mode without an error if the disk is full. The versions for
+    writing and reading are the bytes 18 and 19 of the file (sqlite.org/fileformat2.html), and 2 means WAL.
+    """
+    descriptor = os.open(file, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        os.pwrite(descriptor, b"\x02\x02", 18)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def page_findings(connection: sqlite3.Connection, pragma: str) -> Iterator[str]:

@@ -84,15 +84,6 @@ def opened(folder: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
-def sync_file(path: Path) -> None:
-    """Sync a file, so that its content survives a loss of power."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def sync_folder(path: Path) -> None:
     """Sync a folder, so that the names of new, renamed and deleted files in it survive a loss of power."""
     with opened(path) as descriptor:

@@ -40,8 +40,7 @@ def make_whole(folder: Path) -> None:
     try:
         position = 0
         while piece := os.pread(descriptor, 1 << 20, position):
-            os.pwrite(descriptor, piece, position)
-            position += len(piece)
+            position += os.pwrite(descriptor, piece, position)
         os.fsync(descriptor)
     finally:
         os.close(descriptor)

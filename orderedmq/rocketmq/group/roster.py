@@ -67,10 +67,10 @@ class Roster:
         brokers = brokers or self._directory.masters()
         like = next(iter(own.values())).subscription if own else None
         others = self._directory.members(group, [member_id for member_id in ids if member_id not in own], brokers, like, topics)
-        found = {member.client_id: member for member in others} | {
+        members = {member.client_id: member for member in others} | {
             member_id: own[member_id] for member_id in ids if member_id in own
         }
-        return [found[client_id] for client_id in sorted(found)]
+        return [members[client_id] for client_id in sorted(members)]
 
     def ids(self, group: str, brokers: Sequence[str], trust: float) -> list[str]:
         """Return the client ids of a group's members, including members that a broker may have forgotten.
