@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Protocol, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Self
 
 from orderedmq.endpoint import Capabilities
 from orderedmq.model import DEFAULT_COMPRESSION, MessageQueue, OffsetRange
@@ -48,6 +48,8 @@ class PullSettings:
 
 
 DEFAULT_PULL = PullSettings()
+#: Seconds between two records of a listener's progress in a queue (Java: ``persistConsumerOffsetInterval``).
+PROGRESS_INTERVAL: Final = 5.0
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,17 @@ class MemberInfo:
 
     member: Member
     age: float
+
+
+class Progress(NamedTuple):
+    """How far a group's listener is in a queue, while its micro-batch is not committed.
+
+    Every message of the queue below ``offset`` is decided: accepted, a dead letter, or parked. So is each message of the queue's parking lot
+    that lies at a place below ``lot`` and has an offset in the queue below ``offset``.
+    """
+
+    offset: int = 0
+    lot: int = 0
 
 
 @dataclass(frozen=True)
@@ -371,6 +384,19 @@ class Groups(Protocol):
         ``spans`` are ranges of the token's queue in ascending order. The lock is not checked.
         """
 
+    def record_progress(self, token: LockToken, progress: Progress, listener: str) -> None:
+        """Record how far ``listener`` is in the token's queue, in place of what was recorded before. The group's offset does not move.
+
+        A seek or a reset of the group's offset in the queue forgets the record, and so does the deletion of the group or the topic. Raises
+        LockError LOST.
+        """
+
+    def progress(self, token: LockToken, listener: str) -> Progress:
+        """Return the last record of ``listener`` in the token's queue, whichever owner made it; zeros if another listener made the last one.
+
+        The lock is not checked.
+        """
+
     def park(self, token: LockToken, parkings: Sequence[Parking]) -> list[bool]:
         """Park messages of the token's queue, or of its parking lot, in the lot, which is created if it is missing (`parking`).
 
@@ -470,6 +496,9 @@ class Admin(Protocol):
 
     def group_offsets(self, group: str) -> dict[MessageQueue, int]:
         """Return all committed offsets of a group. Raises GroupError MISSING."""
+
+    def group_progress(self, group: str) -> dict[MessageQueue, int]:
+        """Return `Progress.offset` as last recorded in each queue, also where the group's offset has passed it since."""
 
     def seek(self, group: str, offsets: Mapping[MessageQueue, int], *, force: bool = False, parked: AtSeek = None) -> None:
         """Set the group's offsets in these queues, and end all tenures of them.

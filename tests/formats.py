@@ -246,6 +246,7 @@ def at_rocketmq() -> dict[str, Any]:
             "lingering": lock_rules.lingering(epoch),
             "last": lock_rules.last_epoch(epoch - 1),
         },
+        "progress": registers.progress_of(17, epoch, "consume_orderly books.book"),
         "lock names": [lock_rules.query_name(owner), *lock_rules.lock_names(client)],
         "sink": {
             "group": bookmark_group(sink, "orders"),
@@ -275,7 +276,7 @@ def at_rocketmq() -> dict[str, Any]:
     }
 
 
-_PLAIN_REGISTERS: Final = ("fence", "tenure", "reset", "mark", "writer", "queues", "committed")
+_PLAIN_REGISTERS: Final = ("fence", "tenure", "reset", "progress", "lot_progress", "mark", "writer", "queues", "committed")
 
 
 def _write_json(file: Path, content: Mapping[str, Any]) -> None:

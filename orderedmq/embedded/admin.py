@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from orderedmq.broker import Keep, LockInfo, MemberInfo, QueueBounds, QueueInfo, TopicInfo
 from orderedmq.conditions import OptionCondition
-from orderedmq.embedded import dead_letters, garbage, groups, index, outbox, parking_lots, payloads, runs
+from orderedmq.embedded import garbage, groups, index, outbox, parking_lots, payloads, runs
 from orderedmq.embedded.chunk_codec import CODECS
 from orderedmq.embedded.clock import Clock
 from orderedmq.embedded.groups import EmbeddedGroups
@@ -23,6 +23,7 @@ from orderedmq.embedded.store.schema import (
     OF_GROUPS,
     OFFSETS,
     PARKED,
+    PROGRESS,
     QUEUES,
     TOPICS,
     LockRow,
@@ -207,6 +208,11 @@ class EmbeddedAdmin:
             offsets = {schema.queue_of(row): row.next_offset for row in txn.scan(OFFSETS, group)}
         return dict(sorted(offsets.items()))
 
+    def group_progress(self, group: str) -> dict[MessageQueue, int]:
+        check_group(group)
+        with self._read() as txn:
+            return {schema.queue_of(row): row.next_offset for row in txn.scan(PROGRESS, group)}
+
     def seek(self, group: str, offsets: Mapping[MessageQueue, int], *, force: bool = False, parked: AtSeek = None) -> None:
         check_group(group)
         for queue in offsets:
@@ -224,8 +230,7 @@ class EmbeddedAdmin:
             if parked is None:
                 _require_none_parked(txn, group, [lots[queue] for queue in offsets if queue in lots], seek_with_parked)
             for queue, offset in offsets.items():
-                groups.put_offset(txn, group, queue, offset)
-                dead_letters.forget(txn, group, queue, offset)
+                groups.begin_anew(txn, group, queue, offset)
                 if parked == "drop" and queue in lots:
                     groups.put_offset(txn, group, lots[queue], index.state(txn, lots[queue]).max_offset)
                 lock = groups.lock_at(txn, group, queue)
@@ -257,7 +262,7 @@ class EmbeddedAdmin:
                 queues = [queue for topic in lots for queue in index.queues_of(topic)]
                 _require_none_parked(txn, group, queues, delete_with_parked)
             _delete(txn, lots, self._members().alive)
-            for table in (*OF_GROUPS, DEAD_LETTERS, PARKED):
+            for table in (*OF_GROUPS, DEAD_LETTERS, PARKED, PROGRESS):
                 _clear(txn, table, group)
 
     def command_parked(self, group: str, queue: MessageQueue, commands: Sequence[Command]) -> None:
@@ -368,7 +373,7 @@ def _delete(txn: Transaction, topics: Sequence[TopicInfo], alive: Callable[[str]
         payloads.forget_space(txn, topic)
         txn.delete(TOPICS, topic.name)
     names = {topic.name for topic in going}
-    of_queues: tuple[Table[Any], ...] = (OFFSETS, LOCKS, DEAD_LETTERS, PARKED)
+    of_queues: tuple[Table[Any], ...] = (OFFSETS, PROGRESS, LOCKS, DEAD_LETTERS, PARKED)
     for table in of_queues:
         for row in [row for row in txn.scan(table) if row.topic in names]:
             if isinstance(row, LockRow) and row.held and alive(row.client_id):

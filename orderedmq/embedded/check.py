@@ -32,6 +32,7 @@ from orderedmq.embedded.store.schema import (
     OFFSETS,
     PARKED,
     PAYLOADS,
+    PROGRESS,
     QUEUES,
     SEGMENTS,
     SETTINGS,
@@ -39,6 +40,8 @@ from orderedmq.embedded.store.schema import (
     TABLES,
     TOPICS,
     Chunk,
+    OffsetRow,
+    ProgressRow,
     QueueRow,
     Table,
     queue_of,
@@ -334,7 +337,8 @@ def _files(contents: Contents, out: Checked) -> Iterator[str]:
 
 
 def _groups(contents: Contents, queues: dict[MessageQueue, QueueRow]) -> Iterator[str]:
-    for row in contents.rows(OFFSETS):
+    rows: list[OffsetRow | ProgressRow] = [*contents.rows(OFFSETS), *contents.rows(PROGRESS)]
+    for row in rows:
         group, queue = row.consumer_group, queue_of(row)
         at = queues.get(queue)
         if at is None:

@@ -6,13 +6,14 @@ from collections.abc import Collection, Mapping, Sequence
 
 import pyarrow as pa
 
+from orderedmq.broker import Progress
 from orderedmq.embedded import dead_letters, garbage, parking_lots
 from orderedmq.embedded.clock import Clock
 from orderedmq.embedded.liveness import Presence, is_alive
 from orderedmq.embedded.log import EmbeddedLog
 from orderedmq.embedded.store import schema
 from orderedmq.embedded.store.database import Store
-from orderedmq.embedded.store.schema import LOCKS, MEMBERS, OFFSETS, OffsetRow
+from orderedmq.embedded.store.schema import LOCKS, MEMBERS, OFFSETS, PROGRESS, OffsetRow, ProgressRow
 from orderedmq.embedded.store.transaction import Transaction
 from orderedmq.errors import LockError, lost, not_an_offset
 from orderedmq.model import MessageQueue, OffsetRange, check_group
@@ -84,6 +85,13 @@ def put_offset(txn: Transaction, group: str, queue: MessageQueue, offset: int) -
         parking_lots.trim(txn, queue, offset_at(txn, group, queue), offset)
     parking_lots.forget(txn, group, queue, offset)
     txn.put(OffsetRow(group, *schema.key_of(queue), offset))
+
+
+def begin_anew(txn: Transaction, group: str, queue: MessageQueue, offset: int) -> None:
+    """Set a group's offset in a queue, and forget which messages from there on were decided before."""
+    put_offset(txn, group, queue, offset)
+    dead_letters.forget(txn, group, queue, offset)
+    txn.delete(PROGRESS, group, *schema.key_of(queue))
 
 
 def forward(txn: Transaction, token: LockToken, offset: int) -> None:
@@ -290,8 +298,7 @@ class EmbeddedGroups:
         with self._store.write() as txn:
             for token, offset in offsets.items():
                 require_current(txn, token, f"its offset was reset to {offset}")
-                put_offset(txn, token.group, token.queue, offset)
-                dead_letters.forget(txn, token.group, token.queue, offset)
+                begin_anew(txn, token.group, token.queue, offset)
                 lock = lock_at(txn, token.group, token.queue)
                 assert lock is not None, "the token is current"
                 lock = rules.restarted(lock, txn.take_number(schema.LAST_EPOCH))
@@ -307,6 +314,16 @@ class EmbeddedGroups:
     def letters(self, token: LockToken, spans: Sequence[OffsetRange]) -> set[int]:
         with self._store.read() as txn:
             return dead_letters.known(txn, token.group, token.queue, spans)
+
+    def record_progress(self, token: LockToken, progress: Progress, listener: str) -> None:
+        with self._store.write() as txn:
+            require_current(txn, token, f"its progress up to {progress.offset} was recorded")
+            txn.put(ProgressRow(token.group, *schema.key_of(token.queue), *progress, listener))
+
+    def progress(self, token: LockToken, listener: str) -> Progress:
+        with self._store.read() as txn:
+            row = txn.get(PROGRESS, token.group, *schema.key_of(token.queue))
+        return Progress(row.next_offset, row.lot_offset) if row is not None and row.listener == listener else Progress()
 
     def park(self, token: LockToken, parkings: Sequence[Parking]) -> list[bool]:
         with self._store.write() as txn:

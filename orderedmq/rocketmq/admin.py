@@ -67,7 +67,7 @@ from orderedmq.rocketmq.net.behind_proxy import AT_EVERY_BROKER
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.deadline import REQUEST_TIMEOUT, Deadline
 from orderedmq.rocketmq.sink.message_stamp import is_bookmark_group
-from orderedmq.rocketmq.wire import admin_requests, group_requests
+from orderedmq.rocketmq.wire import admin_requests, group_requests, registers
 from orderedmq.rocketmq.wire.admin_requests import NORMAL
 from orderedmq.rocketmq.wire.message_requests import broker_config, version_of
 from orderedmq.rocketmq.wire.route import SYSTEM_GROUP_PREFIX
@@ -298,16 +298,26 @@ class RocketMQAdmin:
 
     def group_offsets(self, group: str) -> dict[MessageQueue, int]:
         self._require(group)
-        found: dict[MessageQueue, int] = {}
-        for name, master in self._offsets.masters().items():
-            offsets = self._client.call_address(master, group_requests.all_consumer_offsets(), Deadline.after(GROUP_TIMEOUT))
-            found.update((queue._replace(broker_name=name), at) for queue, at in offsets.get(group, {}).items())
+        found = self._numbers(group)
         # Before 5.0, offsets outlive their topic. Fences and other numbers are also stored as offsets (offsets.py). Leave both out.
         there: set[MessageQueue] = set()
         for topic in {queue.topic for queue in found if not queue.topic.startswith(RETRY_PREFIX)}:
             with contextlib.suppress(TopicError):
                 there.update(self._log.route(topic, fresh=True).all_queues())
         return {queue: found[queue] for queue in sorted(found) if queue in there}
+
+    def _numbers(self, group: str) -> dict[MessageQueue, int]:
+        """Return all numbers that the brokers store for a group: its offsets, and the `registers`."""
+        found: dict[MessageQueue, int] = {}
+        for name, master in self._offsets.masters().items():
+            offsets = self._client.call_address(master, group_requests.all_consumer_offsets(), Deadline.after(GROUP_TIMEOUT))
+            found.update((queue._replace(broker_name=name), at) for queue, at in offsets.get(group, {}).items())
+        return found
+
+    def group_progress(self, group: str) -> dict[MessageQueue, int]:
+        numbers = self._numbers(group)
+        every = {queue: numbers.get(registers.progress(queue), 0) for queue in map(registers.queue_of, numbers)}
+        return {queue: registers.offset_of(number) for queue, number in every.items() if number}
 
     def _owned(self, group: str) -> list[MessageQueue]:
         """Return the queues in which the group has offsets. Parking lots are left out, because they have no separate locks."""

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from orderedmq.broker import Receipt, SinkBatch
+from orderedmq.broker import Progress, Receipt, SinkBatch
 from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue
 from orderedmq.ownership.lock import ClientIdentity, Instant, LockToken
@@ -67,6 +67,7 @@ def make(path: Path, *, small: bool = False) -> tuple[EmbeddedBroker, ClientIden
     broker.groups.park(tokens[0], [Parking(PARKED, 0, Ticket(4, 2, 2, 199, "again"))])
     broker.groups.commit({lot_token(tokens[0]): 1})
     broker.groups.park(tokens[0], [Parking(PARKED, 2, Ticket(8, 2, 2, 199, "again"))])
+    broker.groups.record_progress(tokens[0], Progress(6, 1), "consume_orderly books.book")
     broker.log.append({first: rows([b"first" * large]), second: rows([b"other" * large])})
     broker.admin.seek("h", {first: 7, second: 0})
     for number in range(3):
@@ -111,6 +112,7 @@ def group(broker: EmbeddedBroker, name: str) -> Any:
     return {
         "offsets": {str(queue): offset for queue, offset in offsets.items()},
         "described": {str(queue): offset for queue, offset in broker.admin.group_offsets(name).items()},
+        "progress": {str(queue): offset for queue, offset in broker.admin.group_progress(name).items()},
         "locks": [named(lock, LOCK) for lock in broker.admin.locks(name)],
         "members": [named(member.member, MEMBER) for member in broker.admin.members(name)],
     }

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from orderedmq.broker import PROGRESS_INTERVAL, Progress
 from orderedmq.conditions import LockCondition
 from orderedmq.errors import GroupError, LockError, RocketMQUnavailableError
 from orderedmq.model import MessageQueue, OffsetRange
@@ -437,6 +438,72 @@ def test_a_reset_by_rocketmqs_tools_is_recorded_before_it_is_accepted(cluster: C
         record = RequestCode.UPDATE_CONSUMER_OFFSET, str(registers.reset(QUEUE).queue_id)
         assert requests.index(record) < requests.index((RequestCode.PULL_MESSAGE, "0"))
         assert not broker.reset
+
+
+BOOK = "consume_orderly books.book"
+
+
+def test_progress_that_is_recorded_late_does_not_count_after_a_seek(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task is paused between its check of the lock and the request that records."""
+    broker = Broker()
+    cluster.scripted("a", broker.script)
+    with contextlib.closing(Query(cluster.nameserver(), "q")) as query:
+        [token] = query.lock(QUEUE)
+        offsets = query.groups._offsets
+        write = offsets.write
+
+        def pause(group: str, numbers: Mapping[MessageQueue, int], seconds: float = 1.0) -> list[MessageQueue]:
+            monkeypatch.setattr(offsets, "write", write)
+            offsets.record_resets(group, offsets.next_epochs(group, [QUEUE]))
+            return write(group, numbers, seconds)
+
+        monkeypatch.setattr(offsets, "write", pause)
+        query.groups.record_progress(token, Progress(7), BOOK)
+        assert broker.numbers["T", str(registers.progress(QUEUE).queue_id)] != "0"
+        assert query.groups.progress(token, BOOK) == Progress()
+
+
+@pytest.mark.parametrize("writes", [0, 1, 2, 3])
+def test_progress_counts_with_the_lot_for_which_it_was_recorded(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, writes: int
+) -> None:
+    """A process is killed between the requests that record an offset in the queue and one in its lot."""
+    broker = Broker()
+    cluster.scripted("a", broker.script)
+    with contextlib.closing(Query(cluster.nameserver(), "q")) as query:
+        [token] = query.lock(QUEUE)
+        query.groups.record_progress(token, Progress(9, 3), BOOK)
+        offsets = query.groups._offsets
+        write, requests = offsets.write, iter(range(writes))
+
+        def killed(group: str, numbers: Mapping[MessageQueue, int], seconds: float = 1.0) -> list[MessageQueue]:
+            next(requests)
+            return write(group, numbers, seconds)
+
+        monkeypatch.setattr(offsets, "write", killed)
+        with contextlib.suppress(StopIteration):
+            query.groups.record_progress(token, Progress(5, 8), BOOK)
+        counts = {0: Progress(9, 3), 3: Progress(5, 8)}
+        assert query.groups.progress(token, BOOK) == counts.get(writes, Progress())
+
+
+def test_progress_that_the_group_has_passed_does_not_count_again_after_a_reset_by_rocketmqs_tools(cluster: Cluster) -> None:
+    """Tools that set an offset back while no query runs leave no other trace."""
+    broker = Broker()
+    cluster.scripted("a", broker.script)
+    with contextlib.closing(Query(cluster.nameserver(), "q")) as query:
+        [token] = query.lock(QUEUE)
+        query.groups.record_progress(token, Progress(80), BOOK)
+        for offset, progress in ((50, Progress(80)), (80, Progress())):
+            query.held(token).moved -= PROGRESS_INTERVAL
+            query.groups.commit({token: offset})
+            assert query.groups.progress(token, BOOK) == progress
+        query.groups.record_progress(token, Progress(90, 4), BOOK)
+        query.held(token).moved -= PROGRESS_INTERVAL
+        query.groups.commit({token: 90})
+        assert query.groups.progress(token, BOOK) == Progress(90, 4), (
+            "the group has not passed the parking lot's messages below 4"
+        )
 
 
 @pytest.mark.holds("wall clock")

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 #: The format of stores, which the file has as SQLite's ``user_version``. No release has made a store of an earlier format.
-FORMAT: Final = 7
+FORMAT: Final = 8
 #: SQLite's ``application_id`` of a store's file: "omq\0".
 APPLICATION: Final = 0x6F6D7100
 #: ``Chunk.segment`` of a chunk whose payload is in the table ``payloads``.
@@ -129,6 +129,17 @@ class OffsetRow(NamedTuple):
     topic: str
     queue_id: int
     next_offset: int
+
+
+class ProgressRow(NamedTuple):
+    """The `Progress` of a group's listener in a queue."""
+
+    consumer_group: str
+    topic: str
+    queue_id: int
+    next_offset: int
+    lot_offset: int
+    listener: str
 
 
 class LockRow(NamedTuple):
@@ -271,6 +282,7 @@ PAYLOADS: Final = Table("payloads", Payload, 1, sealed=False)
 SEGMENTS: Final = Table("segments", Segment, 1)
 SPACE: Final = Table("space", Space, 1)
 OFFSETS: Final = Table("group_offsets", OffsetRow, 3)
+PROGRESS: Final = Table("progress", ProgressRow, 3)
 LOCKS: Final = Table("locks", LockRow, 3)
 MEMBERS: Final = Table("members", MemberRow, 2)
 DEAD_LETTERS: Final = Table("dead_letters", DeadLetterRow, 4)
@@ -279,7 +291,8 @@ BATCHES: Final = Table("batches", BatchRow, 2)
 TABLES: Final[dict[type, Table[Any]]] = {
     table.row: table
     for table in (
-        SETTINGS, TOPICS, QUEUES, CHUNKS, PAYLOADS, SEGMENTS, SPACE, OFFSETS, LOCKS, MEMBERS, DEAD_LETTERS, PARKED, BATCHES,
+        SETTINGS, TOPICS, QUEUES, CHUNKS, PAYLOADS, SEGMENTS, SPACE, OFFSETS, PROGRESS, LOCKS, MEMBERS, DEAD_LETTERS, PARKED,
+        BATCHES,
     )
 }  # fmt: skip
 #: The tables with rows of a group, by which `Admin.groups` finds it. The others keep rows only of groups that are in one of these.
@@ -315,7 +328,7 @@ def key_of(queue: MessageQueue) -> tuple[str, int]:
     return topic_name(queue.topic), queue.queue_id
 
 
-def queue_of(row: QueueRow | Chunk | OffsetRow | LockRow | DeadLetterRow | ParkedRow) -> MessageQueue:
+def queue_of(row: QueueRow | Chunk | OffsetRow | ProgressRow | LockRow | DeadLetterRow | ParkedRow) -> MessageQueue:
     return MessageQueue(row.topic, EMBEDDED_BROKER, row.queue_id)
 
 

@@ -18,6 +18,7 @@ from typing import Final
 
 import pyarrow as pa
 
+from orderedmq.broker import Progress
 from orderedmq.conditions import UnavailableCondition
 from orderedmq.errors import (
     GroupError,
@@ -458,6 +459,13 @@ class RocketMQGroups:
     def letters(self, token: LockToken, spans: Sequence[OffsetRange]) -> set[int]:
         """See `Groups.letters`. Finds letters that can be read now, among the last dead_letters.LOOK_BACK at the queue's broker."""
         return self._dead_letters.known(token.group, token.queue, spans)
+
+    def record_progress(self, token: LockToken, progress: Progress, listener: str) -> None:
+        self._required(token, f"its progress up to {progress.offset} was recorded")
+        self._offsets.record_progress(token.group, token.queue, progress, listener)
+
+    def progress(self, token: LockToken, listener: str) -> Progress:
+        return self._offsets.progress(token.group, token.queue, listener)
 
     def park(self, token: LockToken, parkings: Sequence[Parking]) -> list[bool]:
         """See `Groups.park`. This is not atomic: after an error, the first ones of ``parkings`` may be parked, and a repeated call finds them.

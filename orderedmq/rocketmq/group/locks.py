@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 import uuid
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from orderedmq.errors import LockError, TopicError, in_use
+from orderedmq.broker import PROGRESS_INTERVAL, Progress
+from orderedmq.errors import LockError, OrderedMQError, TopicError, in_use
 from orderedmq.model import MessageQueue, is_parked
 from orderedmq.ownership.lock import HOLDER_TRUST, LOCK_LIFE, LockToken
 from orderedmq.parking import queue_token
@@ -38,6 +40,8 @@ class HeldLock:
     confirmed: float
     #: The group's offsets in the queue and its parking lot, as last committed, reset or read under this lock.
     committed: dict[MessageQueue, int] = field(default_factory=dict)
+    #: When a group's offset was last moved under this lock (monotonic seconds).
+    moved: float = field(default_factory=time.monotonic)
     #: When the queue's fence was last found below the token's epoch (monotonic seconds).
     fence_read: float = float("-inf")
 
@@ -183,6 +187,21 @@ class Commits:
         for token, lock in locks.items():
             if lock is not None and token.queue in moves:
                 lock.committed[token.queue] = moves[token.queue]
+        self._forget_progress(group, [lock for lock in locks.values() if lock is not None])
+
+    def _forget_progress(self, group: str, locks: Sequence[HeldLock]) -> None:
+        """Forget progress that the group's offsets have passed, after micro-batches that were long enough for a task to record some."""
+        now = time.monotonic()
+        passed: dict[MessageQueue, Progress] = {}
+        for lock in locks:
+            if now - lock.moved >= PROGRESS_INTERVAL:
+                of_lots = [at for queue, at in lock.committed.items() if is_parked(queue)]
+                passed[lock.token.queue] = Progress(lock.committed.get(lock.token.queue, 0), *of_lots)
+            lock.moved = now
+        if passed:
+            # What cannot be forgotten now is forgotten after the next such micro-batch.
+            with contextlib.suppress(OrderedMQError):
+                self._offsets.forget_progress(group, passed)
 
     def _write(self, group: str, moves: Mapping[MessageQueue, int], seconds: float = GROUP_TIMEOUT) -> None:
         """Write the offsets of parking lots before those of queues.

@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
+from orderedmq.broker import Progress
 from orderedmq.conditions import GroupCondition, LockCondition
 from orderedmq.errors import GroupError, LockError, TopicError, not_an_offset
 from orderedmq.model import RETRY_PREFIX, MessageQueue
@@ -197,8 +198,9 @@ class GroupOffsets:
         return dict(zip(queues, self._registers(group, [registers.reset(queue) for queue in queues])))
 
     def record_resets(self, group: str, epochs: Mapping[MessageQueue, int]) -> None:
-        """Record resets of queues. ``epochs``: see `next_epochs`. The epochs of later grants are higher."""
-        reset = self.write(group, {registers.reset(queue): epoch for queue, epoch in epochs.items()})
+        """Record resets of queues, which end all progress there. ``epochs``: see `next_epochs`. The epochs of later grants are higher."""
+        cleared = {registers.progress(queue): 0 for queue in epochs}
+        reset = self.write(group, {**{registers.reset(queue): epoch for queue, epoch in epochs.items()}, **cleared})
         assert not reset, "RocketMQ's tools do not know this register, so they never reset it"
 
     def next_epochs(self, group: str, queues: Sequence[MessageQueue]) -> dict[MessageQueue, int]:
@@ -207,6 +209,40 @@ class GroupOffsets:
         Raises GroupError NEWER_FORMAT.
         """
         return {queue: lock_rules.freed(fence) for queue, fence in self.known_fences(group, queues).items()}
+
+    # -- progress
+
+    def progress(self, group: str, queue: MessageQueue, listener: str) -> Progress:
+        """See `Groups.progress`."""
+        return self._progress(group, queue, listener)[0]
+
+    def _progress(self, group: str, queue: MessageQueue, listener: str) -> tuple[Progress, int]:
+        """Return a listener's progress, and the register `reset` of the queue."""
+        places = [registers.reset(queue), registers.progress(queue), registers.lot_progress(queue)]
+        reset, *numbers = self._registers(group, places)
+        offsets = [registers.offset_of(number) for number in numbers]
+        valid = [registers.progress_of(at, reset, listener) == number for at, number in zip(offsets, numbers, strict=True)]
+        return (Progress(offsets[0], offsets[1] if valid[1] else 0) if valid[0] else Progress()), reset
+
+    def record_progress(self, group: str, queue: MessageQueue, progress: Progress, listener: str) -> None:
+        """Record a listener's progress in a queue."""
+        former, reset = self._progress(group, queue, listener)
+        if progress.lot != former.lot:
+            # If this process is killed in between, nothing counts as decided: an offset of one batch must not meet a lot's of another.
+            self.write(group, {registers.progress(queue): 0})
+            self.write(group, {registers.lot_progress(queue): registers.progress_of(progress.lot, reset, listener)})
+        self.write(group, {registers.progress(queue): registers.progress_of(progress.offset, reset, listener)})
+
+    def forget_progress(self, group: str, passed: Mapping[MessageQueue, Progress]) -> None:
+        """Forget progress that the group's offsets ``passed`` in queues and their lots have passed.
+
+        Otherwise it would count again after RocketMQ's own tools have set the group's offset back, of which nobody records an epoch.
+        """
+        places = [register(queue) for queue in passed for register in (registers.progress, registers.lot_progress)]
+        offsets = map(registers.offset_of, self._registers(group, places))
+        recorded = dict(zip(passed, map(Progress, offsets, offsets)))
+        done = [queue for queue, (at, lot) in recorded.items() if 0 < at <= passed[queue].offset and lot <= passed[queue].lot]
+        self.write(group, {registers.progress(queue): 0 for queue in done})
 
     def _registers(self, group: str, places: Sequence[MessageQueue], seconds: float = GROUP_TIMEOUT) -> list[int]:
         """Return the numbers in these registers; 0 for a register that was never written."""

@@ -14,6 +14,8 @@ register         one for each                       what its number means
 `fence`          group, queue                       the greatest epoch that is stale for every client (group.lock_rules)
 `tenure`         group, queue                       the epoch at which the last owner's unbroken tenure began (group.lock_rules)
 `reset`          group, queue                       the epoch of the last reset of the group's offset (group.lock_rules)
+`progress`       group, queue                       up to which offset the group's listener is done, and for which reset (`progress_of`)
+`lot_progress`   group, queue                       the same in the queue's parking lot (`broker.Progress`)
 `mark`           sink's group, topic, broker        which sink the other registers belong to (sink.bookmarks)
 `writer`         sink's group, topic, broker        the run and batch that may write to the broker (sink.bookmarks)
 `queues`         sink's group, topic, broker        over which queues the sink's last batch is spread (sink.batch_queues)
@@ -28,6 +30,7 @@ has no mark so far. `require_known` refuses such a number. To a running query of
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from typing import Final
 
@@ -40,9 +43,13 @@ NEWER: Final = 1 << 62
 
 #: The number of ids in a register's span. It is greater than the maximum number of queues of a topic (MAX_QUEUES).
 SPAN: Final = 1 << 20
-_FENCES, _TENURES, _RESETS, _MARKS, _WRITERS, _QUEUES, _COMMITTED, _HISTORY = (
-    number * SPAN for number in (1, 2, 4, 6, 8, 10, 16, 17)
+_FENCES, _TENURES, _RESETS, _MARKS, _WRITERS, _QUEUES, _PROGRESS, _LOT_PROGRESS, _COMMITTED, _HISTORY = (
+    number * SPAN for number in (1, 2, 4, 6, 8, 10, 12, 13, 16, 17)
 )
+#: An offset in a register of progress has this many bits, which 17 trillion messages of a queue do not exceed. The bits above it say under
+#: which reset, and by which listener, it was recorded, so that a task that was paused before a seek records nothing that counts after it.
+_OFFSET_BITS: Final = 44
+_TAG_BYTES: Final = 2
 #: An epoch is a time in milliseconds, and below it so many bits that identify the query (group.lock_rules).
 OWNER_BITS: Final = 20
 
@@ -67,6 +74,25 @@ def tenure(queue: MessageQueue) -> MessageQueue:
 
 def reset(queue: MessageQueue) -> MessageQueue:
     return queue._replace(queue_id=queue.queue_id + _RESETS)
+
+
+def progress(queue: MessageQueue) -> MessageQueue:
+    return queue._replace(queue_id=queue.queue_id + _PROGRESS)
+
+
+def lot_progress(queue: MessageQueue) -> MessageQueue:
+    return queue._replace(queue_id=queue.queue_id + _LOT_PROGRESS)
+
+
+def progress_of(offset: int, reset: int, listener: str) -> int:
+    """Return the number of a register of progress. ``reset``: the register `reset` of the queue. A greater offset counts as the greatest."""
+    tag = hashlib.blake2b(f"{reset}/{listener}".encode(errors="surrogatepass"), digest_size=_TAG_BYTES).digest()
+    return int.from_bytes(tag) << _OFFSET_BITS | min(offset, (1 << _OFFSET_BITS) - 1)
+
+
+def offset_of(number: int) -> int:
+    """Return the offset in a register of progress, whatever it was recorded for."""
+    return number & ((1 << _OFFSET_BITS) - 1)
 
 
 def mark(queue: MessageQueue) -> MessageQueue:
