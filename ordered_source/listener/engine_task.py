@@ -163,11 +163,11 @@ class _Task:
 
     def run(self, pieces: Iterator[QueueRows]) -> Iterator[pa.RecordBatch]:
         planned, rest = self._planned(pieces)
-        settled, rest = self._settled([message._offset for message in planned], rest)
+        settled, begin, rest = self._settled([message._offset for message in planned], rest)
         planned, decided = settled.divide(planned)
         self._out += decided
         clock = time.monotonic
-        engine = self._settings.engine(self.queue, clock(), settled.view(planned))
+        engine = self._settings.engine(self.queue, clock(), settled.view(planned), begin)
         feed = self._feed(rest, settled)
         calls = self._calls()
         try:
@@ -306,14 +306,15 @@ class _Task:
                 planned.append(message)
         return planned, iter(())
 
-    def _settled(self, planned: Sequence[int], rest: Iterator[QueueRows]) -> tuple[Settled, Iterator[QueueRows]]:
-        """Return the settled messages, including those at the offsets ``planned``, and an iterator over all of ``rest``."""
+    def _settled(self, planned: Sequence[int], rest: Iterator[QueueRows]) -> tuple[Settled, int, Iterator[QueueRows]]:
+        """Return the settled messages, including those at the offsets ``planned``, where the range begins, and all of ``rest``."""
         if self._plan is not None:
-            return Settled.read(self._broker, self._token, lot_token(self._token).queue, self._plan, planned), rest
+            settled = Settled.read(self._broker, self._token, lot_token(self._token).queue, self._plan, planned)
+            return settled, self._plan.q_begin, rest
         piece = next(rest)
         begin: int = piece.rows.column("queue_offset")[0].as_py()
         letters = self._broker.groups.letters(self._token, [OffsetRange(begin, MAX_OFFSET)])
-        return Settled.without_lot(letters), chain([piece], rest)
+        return Settled.without_lot(letters), begin, chain([piece], rest)
 
     def _feed(self, pieces: Iterator[QueueRows], settled: Settled) -> Iterator[list[Message]]:
         """Yield the messages of the queue in lists."""

@@ -15,7 +15,7 @@ the message goes to the listener again after 5 s, as in Java when a message cann
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
@@ -61,8 +61,8 @@ class ConcurrentSettings(Settings):
         """The maximum number of retries of a message."""
         return MAX_RECONSUME_TIMES if self.max_reconsume_times == -1 else self.max_reconsume_times
 
-    def engine(self, queue: MessageQueue, now: float, lot: LotView) -> ConcurrentEngine:
-        return ConcurrentEngine(queue, self, now, lot)
+    def engine(self, queue: MessageQueue, now: float, lot: LotView, begin: int) -> ConcurrentEngine:
+        return ConcurrentEngine(queue, self, now, lot, begin)
 
 
 class ConcurrentEngine(Engine):
@@ -71,8 +71,8 @@ class ConcurrentEngine(Engine):
     Messages that an earlier attempt of this range has parked are among the lot's ``places``, and are not consumed again.
     """
 
-    def __init__(self, queue: MessageQueue, settings: ConcurrentSettings, now: float, lot: LotView) -> None:
-        super().__init__(queue, now, concurrency=settings.concurrency, pause=REFUSED_PAUSE)
+    def __init__(self, queue: MessageQueue, settings: ConcurrentSettings, now: float, lot: LotView, begin: int) -> None:
+        super().__init__(queue, now, begin, concurrency=settings.concurrency, pause=REFUSED_PAUSE)
         self.settings = settings
         self._places, self._capacity = lot.parked_offsets, lot.capacity
         #: Free places in the lot. Messages in it that do not belong to this micro-batch also take up places.
@@ -85,28 +85,22 @@ class ConcurrentEngine(Engine):
         for message in lot.planned:
             if message._offset in lot.parked_offsets:
                 continue
-            self._undecided += 1
+            self._planned.add(message._offset)
             if message._held or not message._due:
                 self._to_park.append(message)
                 self._room -= 1
             else:
                 (self._alone if message._attempts else self._ready).append(message)
 
-    def add(self, messages: Iterable[Message]) -> None:
-        ready, places, end = self._ready, self._places, self._end
-        before = len(ready) + len(self._alone)
+    def _add(self, messages: Sequence[Message]) -> None:
+        ready, places = self._ready, self._places
         for message in messages:
-            offset = message._offset
-            if self._closed or offset <= end:
-                raise self._out_of_order(offset)
-            self._end = end = offset
-            if offset in places:
-                continue
-            if message._attempts:
+            if message._offset in places:
+                self._range.remove_message([message._offset])
+            elif message._attempts:
                 self._alone.append(message)
             else:
                 ready.append(message)
-        self._undecided += len(ready) + len(self._alone) - before
 
     def _take(self) -> Batch | None:
         ready, size = self._ready, self.settings.consume_message_batch_max_size
@@ -145,7 +139,7 @@ class ConcurrentEngine(Engine):
                 # With ack_index -1, none is done, but it is unknown which one has failed.
                 itself = len(messages) == 1 or (succeeded and accepted > 0 and not number)
                 self._failed(batch, message, text if itself else company, delay_level, now, itself=itself)
-        self._undecided -= accepted
+        self._decided(messages[:accepted])
         return outcomes(messages[:accepted], "SUCCESS", batch.seconds)
 
     def _failed(self, batch: Batch, message: Message, error: str, delay_level: int, now: float, *, itself: bool) -> None:
@@ -172,5 +166,5 @@ class ConcurrentEngine(Engine):
             self._later.append((now + LATER, message))
 
     def _dead_lettered(self, batch: Batch, message: Message) -> list[Outcome]:
-        self._undecided -= 1
+        self._decided([message])
         return outcomes([message], "DEAD_LETTER", batch.seconds)

@@ -25,11 +25,12 @@ from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import Enum
 from math import isfinite
-from operator import index
+from operator import attrgetter, index
 from typing import Any, ClassVar, Final, Literal, NamedTuple
 
 from orderedmq.errors import LockError, OrderedMQError, lost_by_listener
 from orderedmq.listening.listener import Answer, suspend_seconds
+from orderedmq.listening.process_queue import ProcessQueue
 from orderedmq.model import MessageQueue
 from orderedmq.ownership.lock import HOLDER_TRUST
 
@@ -176,52 +177,52 @@ def outcomes(messages: Sequence[Message], status: OutcomeStatus, seconds: float)
     ]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Consume:
     """Call the listener with this batch, then call `Engine.consumed`. Other actions may follow before the call returns."""
 
     batch: Batch
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class WriteLetter:
     """Write this message with its error to %DLQ%<group>, then call `Engine.dead_lettered` or `Engine.refused`."""
 
     message: Message
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Park:
     """Append these messages to the parking lot in this order, then call `Engine.was_parked` or `Engine.refused`."""
 
     messages: Sequence[Message]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Wait:
     """Wait until a call returns, or for at most ``seconds`` if they are given."""
 
     seconds: float | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Suspend:
     """Sleep for this long. No call is in progress."""
 
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CheckLock:
     """Ask the broker whether the query still holds the queue's lock, then call `Engine.lock`."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Pull:
     """Call `Engine.add` with more messages, or `Engine.close` if there are none."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Done:
     """The range has ended: every message is decided."""
 
@@ -267,18 +268,19 @@ class Settings(ABC):
         """The maximum number of calls in progress."""
 
     @abstractmethod
-    def engine(self, queue: MessageQueue, now: float, lot: LotView) -> Engine:
-        """Return the engine for a task's range."""
+    def engine(self, queue: MessageQueue, now: float, lot: LotView, begin: int) -> Engine:
+        """Return the engine for a task's range, which begins at the offset ``begin``."""
 
 
 class Engine(ABC):
     """Passes one range of a queue to a listener. An object belongs to one thread.
 
-    ``now`` is in monotonic seconds. ``concurrency``: the maximum number of calls in progress. ``pause``: milliseconds until a write that
-    the broker refused is repeated. A method raises RuntimeError if it does not belong to the last action, which is a bug of the caller.
+    ``now`` is in monotonic seconds. ``begin``: the range's first offset. ``concurrency``: the maximum number of calls in progress.
+    ``pause``: milliseconds until a write that the broker refused is repeated. A method raises RuntimeError if it does not belong to the
+    last action, which is a bug of the caller.
     """
 
-    def __init__(self, queue: MessageQueue, now: float, *, concurrency: int, pause: int) -> None:
+    def __init__(self, queue: MessageQueue, now: float, begin: int, *, concurrency: int, pause: int) -> None:
         self.queue = queue
         #: Texts that the caller should log. Each text is added only once.
         self.warnings: list[str] = []
@@ -288,9 +290,9 @@ class Engine(ABC):
         #: Messages that become dead letters, with their batch.
         self._exhausted: deque[tuple[Batch, Message]] = deque()
         self._pending: WriteLetter | Park | CheckLock | None = None
-        self._end = -1
-        #: Number of undecided messages, including those to be parked.
-        self._undecided = 0
+        self._range = ProcessQueue(begin)
+        #: The offsets of undecided messages that came from the parking lot.
+        self._planned: set[int] = set()
         #: No message is parked or becomes a dead letter before this time, because the broker refused a write.
         self._not_before = 0.0
         #: When the broker began to refuse writes; None if it carried out the last one.
@@ -303,18 +305,26 @@ class Engine(ABC):
     @property
     def full(self) -> bool:
         """Whether prefetching should stop for now. The action `Pull` must be carried out even then."""
-        return self._undecided >= PULL_THRESHOLD
+        return self._range.waiting + len(self._planned) >= PULL_THRESHOLD
 
-    @abstractmethod
+    @property
+    def progress(self) -> int:
+        """The offset up to which every message of the range is decided. A message that is to be parked is undecided until it is."""
+        return self._range.progress
+
     def add(self, messages: Sequence[Message]) -> None:
         """Add the next messages of the range. Raises ValueError unless the offsets ascend, within this call and from call to call."""
+        if self._closed:
+            raise ValueError(f"messages came after the end of the range of queue {self.queue}")
+        try:
+            self._range.put_message([message._offset for message in messages])
+        except ValueError as error:
+            raise ValueError(f"{error} of queue {self.queue}") from None
+        self._add(messages)
 
     def close(self) -> None:
         """Report that the range has no more messages."""
         self._closed = True
-
-    def _out_of_order(self, offset: int) -> ValueError:
-        return ValueError(f"message {offset} of queue {self.queue} came after {self._end} or its end")
 
     # -- what to do
 
@@ -373,6 +383,10 @@ class Engine(ABC):
     # -- what each engine implements
 
     @abstractmethod
+    def _add(self, messages: Sequence[Message]) -> None:
+        """Take the next messages of the range, which `_range` has."""
+
+    @abstractmethod
     def _take(self) -> Batch | None:
         """Return the next batch for the listener, or None."""
 
@@ -425,7 +439,7 @@ class Engine(ABC):
         messages = self._pending.messages
         self._pending = self._refused_since = None
         del self._to_park[: len(messages)]
-        self._undecided -= len(messages)
+        self._decided(sorted(messages, key=attrgetter("_offset")))
         return [
             Outcome(
                 message._offset,
@@ -465,6 +479,15 @@ class Engine(ABC):
             self._check_due = False
 
     # -- inside
+
+    def _decided(self, messages: Sequence[Message]) -> None:
+        """Record that waiting messages, which are in the order of their offsets, are decided."""
+        offsets = [message._offset for message in messages]
+        if self._planned:
+            planned, self._planned = self._planned, self._planned.difference(offsets)
+            offsets = [offset for offset in offsets if offset not in planned]
+        if offsets:
+            self._range.remove_message(offsets)
 
     def _tried_again(self, now: float) -> None:
         """Record that a message goes to the listener again. Request a check of the lock unless the last check was just before."""

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -106,15 +106,15 @@ class OrderPerKey(Settings):
                 OptionCondition.INVALID, f"on_exhausted is {self.on_exhausted!r}, but must be 'dead_letter' or 'hold'"
             )
 
-    def engine(self, queue: MessageQueue, now: float, lot: LotView) -> KeyEngine:
-        return KeyEngine(queue, self, now, lot)
+    def engine(self, queue: MessageQueue, now: float, lot: LotView, begin: int) -> KeyEngine:
+        return KeyEngine(queue, self, now, lot, begin)
 
 
 class KeyEngine(Engine):
     """Passes one range of a queue to a listener, with order per key. The planned messages of the lot may be in any order."""
 
-    def __init__(self, queue: MessageQueue, settings: OrderPerKey, now: float, lot: LotView) -> None:
-        super().__init__(queue, now, concurrency=settings.concurrency, pause=settings.suspend_current_queue_time_millis)
+    def __init__(self, queue: MessageQueue, settings: OrderPerKey, now: float, lot: LotView, begin: int) -> None:
+        super().__init__(queue, now, begin, concurrency=settings.concurrency, pause=settings.suspend_current_queue_time_millis)
         self.settings = settings
         self._capacity = lot.capacity
         #: Free places in the lot. Messages in it that do not belong to this micro-batch also take up places.
@@ -133,15 +133,13 @@ class KeyEngine(Engine):
                 headed.add(lane.key)
                 lane.parked = lane.diverted_from is None and (message._held or not message._due)
             if message._offset not in lane.parked_offsets:
-                self._add(lane, message)
+                self._planned.add(message._offset)
+                self._enter(lane, message)
 
-    def add(self, messages: Iterable[Message]) -> None:
-        lanes, ready, end = self._lanes, self._ready, self._end
+    def _add(self, messages: Sequence[Message]) -> None:
+        lanes, ready = self._lanes, self._ready
         for message in messages:
             offset = message._offset
-            if self._closed or offset <= end:
-                raise self._out_of_order(offset)
-            self._end = end = offset
             # The same key as `lane_key` returns.
             own = message._key
             key: object = offset if own is None else own
@@ -149,11 +147,12 @@ class KeyEngine(Engine):
             if lane is None:
                 lane = self._lane(key)
             if lane.parked or lane.parked_offsets:
-                if offset not in lane.parked_offsets:
-                    self._add(lane, message)
+                if offset in lane.parked_offsets:
+                    self._range.remove_message([offset])
+                else:
+                    self._enter(lane, message)
                 continue
-            # The same as `_add`, but faster for the many messages of keys without parked messages.
-            self._undecided += 1
+            # The same as `_enter`, but faster for the many messages of keys without parked messages.
             if not lane.waiting and lane.batch is None:
                 ready.append(lane)
             lane.waiting.append(message)
@@ -178,6 +177,8 @@ class KeyEngine(Engine):
         assert lane is not None
         self._returned(batch, now)
         status, error, context = answer
+        if status is ConsumeOrderlyStatus.SUCCESS and context.auto_commit and context.ack_index == ALL:
+            return self._decide(lane, "SUCCESS")
         by_hand = None
         if status is ConsumeOrderlyStatus.COMMIT or status is ConsumeOrderlyStatus.ROLLBACK:
             by_hand = status.name
@@ -186,8 +187,6 @@ class KeyEngine(Engine):
         if by_hand is not None:
             status, error = None, f"{by_hand} is only for OrderPerQueue: with OrderPerKey, every accepted batch is committed"
         success = status is ConsumeOrderlyStatus.SUCCESS
-        if success and context.ack_index == ALL:
-            return self._decide(lane, "SUCCESS")
         accepted = self._accepted(batch, context, success)
         if accepted == len(batch.messages):
             return self._decide(lane, "SUCCESS")
@@ -207,7 +206,7 @@ class KeyEngine(Engine):
             message._error = text
         head, batch.messages = rest[0], rest[:1]
         lane.waiting.extendleft(reversed(rest[1:]))
-        self._undecided -= len(processed)
+        self._decided(processed)
         lane.failures += cause_known
         out = outcomes(processed, "SUCCESS", batch.seconds)
         millis = self._whole(context, "suspend_current_queue_time_millis", -1)
@@ -240,8 +239,7 @@ class KeyEngine(Engine):
     def _may_consume(lane: KeyLane, message: Message) -> bool:
         return lane.diverted_from is None or message._offset < lane.diverted_from
 
-    def _add(self, lane: KeyLane, message: Message) -> None:
-        self._undecided += 1
+    def _enter(self, lane: KeyLane, message: Message) -> None:
         if lane.parked or not self._may_consume(lane, message):
             self._to_park.append(message)
             self._room -= 1
@@ -277,7 +275,7 @@ class KeyEngine(Engine):
         assert batch is not None
         lane.batch = None
         lane.failures = 0
-        self._undecided -= len(batch.messages)
+        self._decided(batch.messages)
         if lane.waiting:
             self._ready.append(lane)
         elif not lane.parked_offsets:

@@ -112,20 +112,20 @@ class OrderPerQueue(Settings):
     def concurrency(self) -> int:
         return 1
 
-    def engine(self, queue: MessageQueue, now: float, lot: LotView) -> QueueEngine:  # noqa: ARG002
-        return QueueEngine(queue, self, now)
+    def engine(self, queue: MessageQueue, now: float, lot: LotView, begin: int) -> QueueEngine:  # noqa: ARG002
+        return QueueEngine(queue, self, now, begin)
 
 
 class QueueEngine(Engine):
     """Passes one range of a queue to a listener, one batch after another."""
 
-    def __init__(self, queue: MessageQueue, settings: OrderPerQueue, now: float) -> None:
-        super().__init__(queue, now, concurrency=1, pause=settings.suspend_current_queue_time_millis)
+    def __init__(self, queue: MessageQueue, settings: OrderPerQueue, now: float, begin: int) -> None:
+        super().__init__(queue, now, begin, concurrency=1, pause=settings.suspend_current_queue_time_millis)
         self.settings = settings
         #: Messages that were not in a batch yet, from the index `_begin` on.
         self._waiting: list[Message] = []
         self._begin = 0
-        #: Batches that the listener gets again, and taken batches, both in order. `_undecided` does not count the taken ones.
+        #: Batches that the listener gets again, and taken batches, both in order.
         self._again: deque[Batch] = deque()
         self._taken: list[Batch] = []
         #: No batch goes to the listener before this time.
@@ -133,23 +133,18 @@ class QueueEngine(Engine):
         #: Whether auto-commit was on in the call after which a message became a dead letter.
         self._auto_commit = True
 
-    def add(self, messages: Sequence[Message]) -> None:
-        end = self._end
-        for message in messages:
-            offset = message._offset
-            if self._closed or offset <= end:
-                raise self._out_of_order(offset)
-            self._end = end = offset
+    def _add(self, messages: Sequence[Message]) -> None:
         del self._waiting[: self._begin]
         self._begin = 0
         self._waiting += messages
-        self._undecided += len(messages)
 
     def _take(self) -> Batch | None:
         if self._suspended_until is not None or self._exhausted:
             return None
         if self._again:
-            return self._again.popleft()
+            batch = self._again.popleft()
+            self._range.take_messages(len(batch.messages))
+            return batch
         waiting, begin, size = self._waiting, self._begin, self.settings.consume_message_batch_max_size
         if begin == len(waiting):
             return None
@@ -166,6 +161,7 @@ class QueueEngine(Engine):
             if end == len(waiting) and not self._closed:
                 return None
         self._begin = end
+        self._range.take_messages(end - begin)
         return Batch(waiting[begin:end])
 
     def consumed(self, batch: Batch, answer: Answer, now: float) -> list[Outcome]:
@@ -180,7 +176,7 @@ class QueueEngine(Engine):
             )
             status = ConsumeOrderlyStatus.SUCCESS
         if status is ConsumeOrderlyStatus.ROLLBACK:
-            self._undecided += sum(len(each.messages) for each in self._taken)
+            self._range.rollback()
             self._again.extendleft([batch, *reversed(self._taken)])
             self._taken.clear()
             self._suspend(context, now)
@@ -189,6 +185,7 @@ class QueueEngine(Engine):
         accepted = self._accepted(batch, context, success)
         if accepted == len(batch.messages):
             return self._accept(batch, status, auto_commit)
+        self._range.make_message_to_consume_again([message._offset for message in batch.messages[accepted or 0 :]])
         out = self._accept(_part(batch, 0, accepted), status, auto_commit) if accepted else []
         self._failed(batch, accepted, error or not_accepted(success), context, now)
         return out
@@ -200,7 +197,6 @@ class QueueEngine(Engine):
         if auto_commit or status is ConsumeOrderlyStatus.COMMIT:
             return self._commit(batch, "SUCCESS" if auto_commit else "COMMIT")
         self._taken.append(batch)
-        self._undecided -= len(batch.messages)
         return []
 
     def _failed(self, batch: Batch, accepted: int | None, error: str, context: ConsumeOrderlyContext, now: float) -> None:
@@ -233,15 +229,15 @@ class QueueEngine(Engine):
     def _next_resume(self) -> float | None:
         return self._suspended_until
 
-    def _dead_lettered(self, batch: Batch, message: Message) -> list[Outcome]:  # noqa: ARG002
+    def _dead_lettered(self, batch: Batch, message: Message) -> list[Outcome]:
+        self._decided([message])
         if self._auto_commit:
             return self._commit(batch, "DEAD_LETTER")
-        self._undecided -= 1
         return [_outcome(batch, "DEAD_LETTER")]
 
     def _commit(self, last: Batch, status: OutcomeStatus) -> list[Outcome]:
         """Return outcomes with SUCCESS for all taken batches, and one with ``status`` for ``last``."""
-        self._undecided -= len(last.messages)
+        self._range.commit()
         outcomes = [*(_outcome(batch, "SUCCESS") for batch in self._taken), _outcome(last, status)]
         self._taken.clear()
         return outcomes

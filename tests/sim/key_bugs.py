@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Final
@@ -14,9 +14,10 @@ from ordered_source.listener.engine_task import Settled
 from ordered_source.lot_planner import LotPlanner
 from orderedmq import parking as parking_lot
 from orderedmq.listening import key_engine
-from orderedmq.listening.engine import KeyLane
+from orderedmq.listening.engine import Engine, KeyLane, Park
 from orderedmq.listening.key_engine import KeyEngine
 from orderedmq.listening.listener import ConsumeOrderlyStatus
+from orderedmq.listening.process_queue import ProcessQueue
 from orderedmq.model import is_parked
 from orderedmq.ownership import owner as ownership
 from orderedmq.ownership.owned_queue import Step
@@ -208,6 +209,29 @@ def first_message_given_up_for_its_batch() -> AbstractContextManager[Any]:
     return _instead(KeyEngine, "_accepted", lambda *given: 0 if (found := accepted(*given)) is None else found)
 
 
+def progress_up_to_the_highest_message_that_is_done() -> AbstractContextManager[Any]:
+    """The progress passes messages that are not done if a higher one is."""
+    remove = ProcessQueue.remove_message
+
+    def passes(self: ProcessQueue, offsets: Sequence[int]) -> int:
+        self.progress = max(remove(self, offsets), offsets[-1] + 1)
+        return self.progress
+
+    return _instead(ProcessQueue, "remove_message", passes)
+
+
+def progress_before_what_is_parked() -> AbstractContextManager[Any]:
+    """A message counts as decided before it is in the lot."""
+    park = Engine._park
+
+    def passes(self: Engine) -> Park:
+        action = park(self)
+        self._decided(sorted(action.messages, key=lambda message: message._offset))
+        return action
+
+    return _instead(Engine, "_park", passes)
+
+
 KEY_BUGS: Final[tuple[Callable[[], AbstractContextManager[Any]], ...]] = (
     parked_after_the_commit,
     keys_read_only_to_the_ranges_end,
@@ -230,4 +254,6 @@ KEY_BUGS: Final[tuple[Callable[[], AbstractContextManager[Any]], ...]] = (
     lot_not_sought_with_its_queue,
     passed_over_before_what_is_parked,
     first_message_given_up_for_its_batch,
+    progress_up_to_the_highest_message_that_is_done,
+    progress_before_what_is_parked,
 )

@@ -230,7 +230,9 @@ class KeyTask(Task):
             reached["lot in another order"] += one._offset < last.get(lane, -1)
             last[lane] = one._offset
         messages = self._unsettled(messages)
-        self.engine = KeyEngine(self.token.queue, self.settings, self.world.now, view._replace(planned=messages))
+        self.engine = KeyEngine(
+            self.token.queue, self.settings, self.world.now, view._replace(planned=messages), self.span.begin
+        )
 
     def _planned(self, lot: Lot) -> list[Message]:
         out: list[Message] = []
@@ -420,4 +422,6 @@ class KeyTask(Task):
         self.done = True
 
     def invariants(self) -> None:
-        """Do nothing: everything is checked when it happens."""
+        """Everything else is checked when it happens."""
+        if self.engine is not None:
+            self.keeps_progress(self.engine.progress, self.outcomes.keys() | self.behind)

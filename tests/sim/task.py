@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from random import Random
 from typing import Final
 
@@ -85,6 +85,12 @@ class Task:
     def invariants(self) -> None:
         assert self.span.begin <= self.position <= self.span.end
 
+    def keeps_progress(self, progress: int, decided: Collection[int]) -> None:
+        """Fail if a listener's progress is above an undecided message. ``decided``: all other offsets that the task has read."""
+        undecided = next((offset for offset in range(self.span.begin, self.position) if offset not in decided), self.position)
+        if progress > undecided:
+            self.world.fail(f"{self}: the progress is {progress}, but the lowest undecided offset is {undecided}")
+
 
 class ListenerTask(Task):
     """Runs a listener over its range with the real engine. The range counts as processed when the engine is done."""
@@ -110,7 +116,7 @@ class ListenerTask(Task):
 
     def start(self) -> None:
         self.position = self.span.begin
-        self.engine = QueueEngine(self.token.queue, self.settings, self.world.now)
+        self.engine = QueueEngine(self.token.queue, self.settings, self.world.now, self.span.begin)
         self.outcomes: list[Outcome] = []
         #: The offsets of the last call, and whether the listener accepted them.
         self.last: tuple[list[int], bool] = ([], True)
@@ -167,6 +173,12 @@ class ListenerTask(Task):
             # Without auto-commit, the listener must commit with the last message that it gets.
             status = ConsumeOrderlyStatus.COMMIT
         return status, self.auto
+
+    def invariants(self) -> None:
+        super().invariants()
+        if self.checked is not None:
+            decided = {offset for outcome in self.outcomes for offset in range(outcome.begin, outcome.end)}
+            self.keeps_progress(self.engine.progress, decided)
 
     def _finished(self) -> None:
         """Fail unless the outcomes cover each message of the range once."""

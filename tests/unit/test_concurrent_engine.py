@@ -52,6 +52,9 @@ class Task:
         """Add ``coming`` messages, a few at a time, and return the outcomes. With ``random``, calls return in any order."""
         engine, out, at, flying = self.engine, list[Outcome](), 0, list[Batch]()
         while True:
+            decided = {one.begin for one in out} | set(engine._places)
+            undecided = next((offset for offset in range(at) if offset not in decided), at)
+            assert engine.progress == undecided
             action = engine.next(self.now)
             match action:
                 case Consume(batch):
@@ -67,7 +70,7 @@ class Task:
                     more = range(at, min(coming, at + 7))
                     at = more.stop
                     if more:
-                        engine.add(Message(offset, None if offset % 3 else "a") for offset in more)
+                        engine.add([Message(offset, None if offset % 3 else "a") for offset in more])
                     else:
                         engine.close()
                 case Park(messages):
@@ -99,7 +102,7 @@ class Task:
 
 
 def task(answer: Callable[[Batch], Said], capacity: int = 10_000, **settings: int) -> Task:
-    return Task(ConcurrentEngine(QUEUE, ConcurrentSettings(**settings), 0.0, LotView(capacity)), answer)
+    return Task(ConcurrentEngine(QUEUE, ConcurrentSettings(**settings), 0.0, LotView(capacity), 0), answer)
 
 
 def told(outcomes: list[Outcome]) -> list[tuple[int, str, int]]:
@@ -139,7 +142,7 @@ def test_warns_of_a_context_value_that_is_not_a_number(name: str, answer: Any, c
 )
 def test_a_message_waits_at_the_level_that_was_chosen_or_longer_with_each_retry(retried: int, chosen: int, level: int) -> None:
     lot = [message(7, "a", attempts=retried)]
-    made = Task(ConcurrentEngine(QUEUE, ConcurrentSettings(), 0.0, LotView(planned=lot)), lambda batch: (LATER, ALL, chosen))
+    made = Task(ConcurrentEngine(QUEUE, ConcurrentSettings(), 0.0, LotView(planned=lot), 0), lambda batch: (LATER, ALL, chosen))
     assert told(made.run()) == [(7, "PARKED", retried + 1)]
     assert [(one._again, one._level) for one in made.parked] == [(True, level)]
 
@@ -150,7 +153,7 @@ def test_a_message_waits_at_the_level_that_was_chosen_or_longer_with_each_retry(
 def test_after_its_retries_a_message_is_a_dead_letter(most: int, retried: int, letter: bool) -> None:
     lot = [message(7, "a", attempts=retried)]
     made = Task(
-        ConcurrentEngine(QUEUE, ConcurrentSettings(max_reconsume_times=most), 0.0, LotView(planned=lot)),
+        ConcurrentEngine(QUEUE, ConcurrentSettings(max_reconsume_times=most), 0.0, LotView(planned=lot), 0),
         lambda batch: (LATER, ALL, 0),
     )
     assert told(made.run()) == [(7, "DEAD_LETTER" if letter else "PARKED", retried + 1)]
@@ -172,7 +175,7 @@ def test_makes_no_dead_letter_of_a_message_whose_batch_failed(ack_index: int, re
         return (SUCCESS, ALL, 0) if 1 not in offsets else (LATER if ack_index == ALL else SUCCESS, ack_index, 0)
 
     lot = [message(at, "a") for at in range(3)]
-    engine = ConcurrentEngine(QUEUE, ConcurrentSettings(3, max_reconsume_times=retries), 0.0, LotView(planned=lot))
+    engine = ConcurrentEngine(QUEUE, ConcurrentSettings(3, max_reconsume_times=retries), 0.0, LotView(planned=lot), 0)
     made = Task(engine, answer)
     outcomes = made.run()
     assert made.calls[0] == [0, 1, 2]
@@ -180,7 +183,7 @@ def test_makes_no_dead_letter_of_a_message_whose_batch_failed(ack_index: int, re
         # All come back when they are due, and each of them alone.
         assert all("one of 3 messages" in str(parked._error) for parked in made.parked)
         assert {one.status for one in outcomes} == {"PARKED"}
-        engine = ConcurrentEngine(QUEUE, engine.settings, 0.0, LotView(planned=made.parked))
+        engine = ConcurrentEngine(QUEUE, engine.settings, 0.0, LotView(planned=made.parked), 0)
         made = Task(engine, answer)
         outcomes = made.run()
         assert made.calls == [[0], [1], [2]]
@@ -191,7 +194,7 @@ def test_makes_no_dead_letter_of_a_message_whose_batch_failed(ack_index: int, re
 def test_moves_messages_that_are_held_or_not_due() -> None:
     lot = [message(3, "a", due=False), message(4, "a", held=True), Message(5, "a"), message(6, None, attempts=2)]
     made = Task(
-        ConcurrentEngine(QUEUE, ConcurrentSettings(), 0.0, LotView(planned=lot, parked_offsets={6})),
+        ConcurrentEngine(QUEUE, ConcurrentSettings(), 0.0, LotView(planned=lot, parked_offsets={6}), 0),
         lambda batch: (SUCCESS, ALL, 0),
     )
     assert told(made.run()) == [(5, "SUCCESS", 1), (3, "PARKED", 0), (4, "PARKED", 0)]
@@ -208,7 +211,7 @@ def test_while_the_lot_is_full_a_message_comes_again_after_5_seconds() -> None:
 
 def test_a_lost_lock_waits_for_the_calls_under_way() -> None:
     lot = [Message(1, None), Message(2, None), Message(3, None)]
-    engine = ConcurrentEngine(QUEUE, ConcurrentSettings(concurrency=2), 0.0, LotView(planned=lot))
+    engine = ConcurrentEngine(QUEUE, ConcurrentSettings(concurrency=2), 0.0, LotView(planned=lot), 0)
     engine.next(0.0)
     engine.lock(True, 0.0)
     first = engine.next(0.0)
@@ -224,7 +227,7 @@ def test_a_lost_lock_waits_for_the_calls_under_way() -> None:
 
 
 def test_messages_out_of_order_are_refused() -> None:
-    engine = ConcurrentEngine(QUEUE, ConcurrentSettings(), 0.0, LotView())
+    engine = ConcurrentEngine(QUEUE, ConcurrentSettings(), 0.0, LotView(), 0)
     engine.add([Message(4, None)])
     with pytest.raises(ValueError, match="came after"):
         engine.add([Message(4, None)])
@@ -248,7 +251,7 @@ def test_every_message_is_decided_or_parked_once(
     lying = {at for at in range(coming) if random.random() < 0.1} | {one._offset for one in lot if random.random() < 0.1}
     settings = ConcurrentSettings(size, concurrency, most)
     made = Task(
-        ConcurrentEngine(QUEUE, settings, 0.0, LotView(room, lot, lying)),
+        ConcurrentEngine(QUEUE, settings, 0.0, LotView(room, lot, lying), 0),
         lambda batch: (random.choice((SUCCESS, SUCCESS, LATER, None)), random.choice((ALL, 0)), random.choice((0, 0, 1, -1))),
     )
     made.refuse = random.randrange(3)

@@ -68,8 +68,8 @@ def drained(
 
 
 def engine(*keys: str | None, capacity: int = 10_000, **given: object) -> KeyEngine:
-    made = KeyEngine(QUEUE, OrderPerKey(**given), 0.0, LotView(capacity))  # type: ignore[arg-type]
-    made.add(Message(offset, key) for offset, key in enumerate(keys))
+    made = KeyEngine(QUEUE, OrderPerKey(**given), 0.0, LotView(capacity), 0)  # type: ignore[arg-type]
+    made.add([Message(offset, key) for offset, key in enumerate(keys)])
     return made
 
 
@@ -124,7 +124,7 @@ def test_a_batch_that_fails_after_its_time_is_divided_before_its_key_is_parked()
 
 def test_with_minus_one_no_message_is_ever_a_dead_letter() -> None:
     lot = LotView(planned=[message(7, "a", attempts=10**6)])
-    made = KeyEngine(QUEUE, OrderPerKey(max_reconsume_times=-1), 0.0, lot)
+    made = KeyEngine(QUEUE, OrderPerKey(max_reconsume_times=-1), 0.0, lot, 0)
     assert told(drained(made, lambda batch: SUSPEND)) == [(7, "PARKED")]
 
 
@@ -205,13 +205,33 @@ def test_does_not_park_a_message_twice_and_gives_only_a_failed_one_a_new_time() 
 def test_puts_a_failed_message_before_a_parked_one_of_its_key_aside(attempts: int) -> None:
     """An earlier attempt has parked messages 2 and 4, or a seek back kept them parked. Messages 0 and 1 were never decided."""
     settings = OrderPerKey(in_batch_attempts=1, max_reconsume_times=2)
-    made = KeyEngine(QUEUE, settings, 0.0, LotView(parked_in_range={"a": [2, 4]}))
-    made.add(message(offset, "a", attempts=attempts if offset == 0 else 0) for offset in range(6))
+    made = KeyEngine(QUEUE, settings, 0.0, LotView(parked_in_range={"a": [2, 4]}), 0)
+    made.add([message(offset, "a", attempts=attempts if offset == 0 else 0) for offset in range(6)])
     outcomes = drained(made, lambda _: SUSPEND)
     assert {outcome.begin: outcome.status for outcome in outcomes} == {
         0: "DEAD_LETTER" if attempts else "PARKED",
         **dict.fromkeys((1, 3, 5), "PARKED"),
     }
+
+
+def test_a_message_counts_as_decided_once_it_is_parked() -> None:
+    """Message 0 fails. Those of the other keys are done before it is, out of their order."""
+    made = engine("a", "b", "c", "a", "b", in_batch_attempts=1, concurrency=3)
+    made.next(0.0)
+    made.lock(True, 0.0)
+    calls = [action.batch for _ in range(3) if isinstance(action := made.next(0.0), Consume)]
+    progress = [made.progress]
+    for batch in reversed(calls):
+        made.consumed(batch, answer(None if batch.messages[0]._offset == 0 else SUCCESS), 0.0)
+        progress.append(made.progress)
+    while not isinstance(action := made.next(0.0), Park):
+        if isinstance(action, Consume):
+            made.consumed(action.batch, answer(SUCCESS), 0.0)
+        else:
+            made.close()
+    progress.append(made.progress)
+    made.was_parked([True, True])
+    assert [*progress, made.progress] == [0, 0, 0, 0, 0, 5]
 
 
 def test_calls_out_of_turn_are_refused() -> None:
@@ -236,5 +256,5 @@ def test_settings_are_checked(name: str, value: object) -> None:
 def test_consumes_messages_of_a_lot_in_the_order_of_their_queue() -> None:
     # A successor has parked 7 after 13, which the dead owner had parked from the same range.
     lot = [Message(1, "a"), Message(13, "a"), message(7, "a", due=False)]
-    made = KeyEngine(QUEUE, OrderPerKey(), 0.0, LotView(planned=lot))
+    made = KeyEngine(QUEUE, OrderPerKey(), 0.0, LotView(planned=lot), 0)
     assert told(drained(made, lambda _: SUCCESS)) == [(1, "SUCCESS"), (7, "SUCCESS"), (13, "SUCCESS")]

@@ -57,7 +57,7 @@ class Task:
 
     def __init__(self, *coming: Any, batch: int = 1, **options: Any) -> None:
         self.now = 100.0
-        self.engine = QueueEngine(QUEUE, OrderPerQueue(batch, **options), self.now)
+        self.engine = QueueEngine(QUEUE, OrderPerQueue(batch, **options), self.now, 0)
         self.log: list[str] = []
         self.outcomes: list[Outcome] = []
         self.came = 0
@@ -155,12 +155,12 @@ def test_a_batch_is_the_same_however_the_range_was_cut() -> None:
 
 
 def test_messages_out_of_order_are_refused() -> None:
-    engine = QueueEngine(QUEUE, OrderPerQueue(), 0.0)
+    engine = QueueEngine(QUEUE, OrderPerQueue(), 0.0, 0)
     engine.add([message(3), message(4)])
     with pytest.raises(ValueError, match="message 4 "):
         engine.add([message(4)])
     engine.close()
-    with pytest.raises(ValueError, match="its end"):
+    with pytest.raises(ValueError, match="the end"):
         engine.add([message(5)])
 
 
@@ -432,7 +432,7 @@ class Machine(RuleBasedStateMachine):
     def begin(self, batch: int, most: int) -> None:
         self.batch, self.most = batch, most
         self.now = 0.0
-        self.engine = QueueEngine(QUEUE, OrderPerQueue(batch, max_reconsume_times=most), self.now)
+        self.engine = QueueEngine(QUEUE, OrderPerQueue(batch, max_reconsume_times=most), self.now, 0)
         self.sent: list[int] = []
         self.cell: dict[int, tuple[int, int]] = {}
         self.part: dict[int, int] = {}
@@ -587,6 +587,8 @@ class Machine(RuleBasedStateMachine):
         covered = [[at for at in self.sent if one.begin <= at < one.end] for one in self.outcomes]
         assert [at for batch in covered for at in batch] == self.decided
         assert all(one.attempts == self.calls[at] for one, batch in zip(self.outcomes, covered, strict=True) for at in batch)
+        undecided = [at for at in self.sent if at not in self.decided]
+        assert next((at for at in self.sent if at >= self.engine.progress), None) == next(iter(undecided), None)
         # No message is lost or counted twice.
         assert sorted([*self.decided, *self.todo, *self.dying, *(o for held in self.taken for o in held)]) == self.sent
 
