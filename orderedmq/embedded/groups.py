@@ -32,8 +32,8 @@ def put_lock(txn: Transaction, group: str, queue: MessageQueue, lock: QueueLock)
     txn.put(schema.lock_row(group, queue, lock))
 
 
-def require_current(txn: Transaction, token: LockToken, doing: str, *, deleted: bool = False) -> None:
-    """Require that the lock guarding the token's queue still has the epoch of ``token`` (the fence). Raises LockError LOST.
+def require_current(txn: Transaction, token: LockToken, doing: str, *, deleted: bool = False) -> QueueLock:
+    """Return the lock that guards the token's queue. Raises LockError LOST unless it still has the epoch of ``token`` (the fence).
 
     ``deleted``: whether the queue may have been deleted since, because only what was read before is completed.
     """
@@ -41,6 +41,7 @@ def require_current(txn: Transaction, token: LockToken, doing: str, *, deleted: 
     lock = lock_at(txn, guard.group, guard.queue)
     if lock is None or not rules.is_current(lock, guard) or (lock.orphaned and not deleted):
         raise _lost(guard, lock, doing)
+    return lock
 
 
 def is_held(txn: Transaction, token: LockToken) -> bool:
@@ -49,9 +50,8 @@ def is_held(txn: Transaction, token: LockToken) -> bool:
     return rules.is_held(lock_at(txn, guard.group, guard.queue), guard)
 
 
-def _require_all(txn: Transaction, offsets: Mapping[LockToken, int]) -> None:
-    for token, offset in offsets.items():
-        require_current(txn, token, f"its offset {offset} was committed", deleted=True)
+def _require_to_commit(txn: Transaction, token: LockToken, offset: int) -> QueueLock:
+    return require_current(txn, token, f"its offset {offset} was committed", deleted=True)
 
 
 def _lost(token: LockToken, lock: QueueLock | None, doing: str) -> LockError:
@@ -94,12 +94,10 @@ def begin_anew(txn: Transaction, group: str, queue: MessageQueue, offset: int) -
     txn.delete(PROGRESS, group, *schema.key_of(queue))
 
 
-def forward(txn: Transaction, token: LockToken, offset: int) -> None:
-    """Move a group's offset in the queue of a current token forward, never back. A deleted queue has no offset."""
-    guard = queue_token(token)
-    lock = lock_at(txn, guard.group, guard.queue)
+def forward(txn: Transaction, token: LockToken, offset: int, lock: QueueLock) -> None:
+    """Move a group's offset in the queue of a current token, which ``lock`` guards, forward, never back. A deleted queue has no offset."""
     former = offset_at(txn, token.group, token.queue)
-    if lock is not None and not lock.orphaned and (former is None or former < offset):
+    if not lock.orphaned and (former is None or former < offset):
         put_offset(txn, token.group, token.queue, offset)
 
 
@@ -270,14 +268,14 @@ class EmbeddedGroups:
     def commit(self, offsets: Mapping[LockToken, int]) -> None:
         # A reader commits after every batch, but the sink's publish has usually moved the offsets already. In that case nothing is written.
         with self._store.read() as txn:
-            committed = {token: offset_at(txn, token.group, token.queue) for token in offsets}
-            if all(at is not None and at >= offsets[token] for token, at in committed.items()):
-                _require_all(txn, offsets)
+            committed = ((offset_at(txn, token.group, token.queue), offset) for token, offset in offsets.items())
+            if all(at is not None and at >= offset for at, offset in committed):
+                for token, offset in offsets.items():
+                    _require_to_commit(txn, token, offset)
                 return
         with self._store.write() as txn:
-            _require_all(txn, offsets)
             for token, offset in offsets.items():
-                forward(txn, token, offset)
+                forward(txn, token, offset, _require_to_commit(txn, token, offset))
 
     def pass_on(
         self,
@@ -287,9 +285,9 @@ class EmbeddedGroups:
         offset: int | None,
     ) -> None:
         def commit(txn: Transaction) -> None:
-            require_current(txn, token, "rows made from its messages were appended")
+            lock = require_current(txn, token, "rows made from its messages were appended")
             if offset is not None:
-                forward(txn, token, offset)
+                forward(txn, token, offset, lock)
 
         EmbeddedLog(self._store, self._clock).append(rows, among=among, also=commit)
 
@@ -297,10 +295,8 @@ class EmbeddedGroups:
         out: list[LockToken] = []
         with self._store.write() as txn:
             for token, offset in offsets.items():
-                require_current(txn, token, f"its offset was reset to {offset}")
+                lock = require_current(txn, token, f"its offset was reset to {offset}")
                 begin_anew(txn, token.group, token.queue, offset)
-                lock = lock_at(txn, token.group, token.queue)
-                assert lock is not None, "the token is current"
                 lock = rules.restarted(lock, txn.take_number(schema.LAST_EPOCH))
                 put_lock(txn, token.group, token.queue, lock)
                 out.append(rules.token_of(lock, token.group, token.queue))

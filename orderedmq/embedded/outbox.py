@@ -67,9 +67,11 @@ class EmbeddedOutbox:
             if batch.sink_id is not None and self._was_published(txn, batch, record, skip_differing_replay):
                 discard(txn, receipts)
                 return Published(True, {})
-            for source in sources:
-                if source.token is not None:
-                    groups.require_current(txn, source.token, f"batch {batch.batch_id} was published", deleted=True)
+            locks = {
+                source.token: groups.require_current(txn, source.token, f"batch {batch.batch_id} was published", deleted=True)
+                for source in sources
+                if source.token is not None
+            }
             if batch.sink_id is not None:
                 self._require_new(txn, batch, sources)
             ranges = make_visible(txn, ordered, self._clock)
@@ -78,7 +80,7 @@ class EmbeddedOutbox:
             if move_offsets:
                 for source in sources:
                     if source.token is not None:
-                        groups.forward(txn, source.token, source.offsets.end)
+                        groups.forward(txn, source.token, source.offsets.end, locks[source.token])
             # The remaining receipts are other attempts of partitions that were published.
             discard(txn, receipts)
         garbage.tidy(self._store, self._clock)
