@@ -108,7 +108,7 @@ ready: $(COMPILED) $(PREPARED)
 test: ready tools ## run the tests and print the time of each folder; ARGS="-k name" runs only those
 	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(ARGS)
 
-test-all: ready tools ## also run the long tier: whole environments, every release of RocketMQ, damage to each used field of a store
+test-all: ready tools ## also run the long tier: whole environments, every release of RocketMQ, damage to each used piece of a store
 	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) --nightly $(ARGS)
 
 lint: $(STAMP) ## run ruff, strict mypy and the contracts of imports, and check the workflows
