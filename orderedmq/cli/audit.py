@@ -28,7 +28,8 @@ def compare(
     expected: Annotated[
         str,
         typer.Argument(
-            help="The messages that should have arrived: a topic, or the path of Parquet files, which contains a / or a dot.",
+            help="The messages that should have arrived: a topic, or the path of a table, with a / or a dot: Parquet, "
+            "Delta, or the metadata file of an Iceberg table.",
             show_default=False,
             autocompletion=queue_names.topics,
         ),
@@ -36,7 +37,7 @@ def compare(
     actual: Annotated[
         str,
         typer.Argument(
-            help="The messages that did arrive: a topic or Parquet.", show_default=False, autocompletion=queue_names.topics
+            help="The messages that did arrive: a topic or a table.", show_default=False, autocompletion=queue_names.topics
         ),
     ],
     id_field: Annotated[
@@ -47,18 +48,18 @@ def compare(
         ),
     ] = None,
     key_column: Annotated[
-        str, typer.Option(help="For Parquet: the column of the sharding key.", metavar="COLUMN")
+        str, typer.Option(help="For tables: the column of the sharding key.", metavar="COLUMN")
     ] = "sharding_key",
     id_column: Annotated[
         str | None,
         typer.Option(
-            help="For Parquet: the column that identifies a message (default: body, or its --id-field).", metavar="COLUMN"
+            help="For tables: the column that identifies a message (default: body, or its --id-field).", metavar="COLUMN"
         ),
     ] = None,
     order_column: Annotated[
         str | None,
         typer.Option(
-            help="For Parquet: the column of numbers or times that orders the rows of a key (default: queue_offset if it exists, else the "
+            help="For tables: the column of numbers or times that orders the rows of a key (default: queue_offset if it exists, else the "
             "order in the data).",
             metavar="COLUMN",
         ),
@@ -83,7 +84,7 @@ def compare(
     """
     # Imported here, because pyarrow's datasets import pandas, which would make --help half a second slower.
     from orderedmq.tools.audit import audit, require_duckdb
-    from orderedmq.tools.audit_sides import TableSide, TopicSide, parquet
+    from orderedmq.tools.audit_sides import TableSide, TopicSide, open_table
 
     require_duckdb("orderedmq audit")
     table: dict[str, Any] = {
@@ -97,17 +98,17 @@ def compare(
 
     def side(name: str, broker: Broker) -> Side:
         if "/" in name or "." in name:
-            return TableSide(name, parquet(Path(name)), **table)
+            return TableSide(name, open_table(Path(name)), **table)
         return TopicSide(broker.log, name, id_field, begin)
 
     tables = {"/", "."} & {*expected, *actual}
     if tables and since is not None:
         raise OptionError(
-            OptionCondition.CONFLICT, "option --since is for topics, but one side is Parquet. Filter its rows before the audit"
+            OptionCondition.CONFLICT, "option --since is for topics, but one side is a table. Filter its rows before the audit"
         )
     if not tables and (id_column or order_column):
         raise OptionError(
-            OptionCondition.CONFLICT, "options --id-column and --order-column are for Parquet, but both sides are topics"
+            OptionCondition.CONFLICT, "options --id-column and --order-column are for tables, but both sides are topics"
         )
     with shell.broker() as broker:
         # Read the ends of ACTUAL first, so that a message that arrives between the two reads is reported as lost, and never as unexpected.

@@ -38,7 +38,7 @@ from orderedmq.broker import Log
 from orderedmq.conditions import OptionCondition
 from orderedmq.errors import OptionError
 from orderedmq.tools.audit import Audit, audit
-from orderedmq.tools.audit_sides import Side, TableSide, TopicSide, in_memory, parquet
+from orderedmq.tools.audit_sides import Side, TableSide, TopicSide, in_memory, open_table
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -251,7 +251,7 @@ def side(given: Given, name: str, log: Log, id_field: str | None, columns: dict[
             )
         return TopicSide(log, given, id_field)
     if isinstance(given, Path):
-        return TableSide(str(given), parquet(given), id_field=id_field, **columns)
+        return TableSide(str(given), open_table(given), id_field=id_field, **columns)
     if isinstance(given, Frame):
         given = given.toArrow()
     rows = [given] if isinstance(given, pa.Table) else list(given)

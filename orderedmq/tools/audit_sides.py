@@ -16,7 +16,7 @@ import pyarrow.dataset
 
 from orderedmq.broker import Log, QueueBounds
 from orderedmq.conditions import OptionCondition, TopicCondition
-from orderedmq.errors import OptionError, TopicError
+from orderedmq.errors import OptionError, TopicError, missing_package
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue
 from orderedmq.pulls import pulls
 from orderedmq.text import repaired, text_of
@@ -189,16 +189,30 @@ class TableSide:
         )
 
 
-def parquet(path: Path) -> pyarrow.dataset.Dataset:
-    """Return the table in a Parquet file or directory. In a directory of Spark's file sink, only files that the sink committed count.
+def open_table(path: Path) -> pyarrow.dataset.Dataset:
+    """Return the table in a Parquet file or directory, a Delta table, or an Iceberg table whose metadata file this is.
 
-    Raises TopicError MISSING, OptionError INVALID.
+    Only what was committed counts, also in a directory of Spark's file sink. Raises TopicError MISSING, OptionError INVALID, or MISSING
+    without the package that reads the table.
     """
     if not path.exists():
         raise TopicError(
             TopicCondition.MISSING,
             f"the Parquet file or directory {path} does not exist. To name a topic, leave out slashes and dots",
         )
+    try:
+        if (path / "_delta_log").is_dir():
+            from deltalake import DeltaTable
+
+            return DeltaTable(path).to_pyarrow_dataset()
+        if path.name.endswith(".metadata.json"):
+            from pyiceberg.table import StaticTable
+
+            files = [task.file.file_path for task in StaticTable.from_metadata(str(path)).scan().plan_files()]
+            return pyarrow.dataset.dataset([file.removeprefix("file://") for file in files], format="parquet")
+    except ModuleNotFoundError as error:
+        extra = "delta" if error.name == "deltalake" else "iceberg"
+        raise missing_package(f"the audit of table {path}", str(error.name), extra) from error
     committed = path / "_spark_metadata"
     try:
         return pyarrow.dataset.dataset(_committed(path, committed) if committed.is_dir() else str(path), format="parquet")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -16,6 +17,8 @@ import pyarrow as pa
 import pyarrow.dataset
 import pyarrow.parquet as pq
 import pytest
+from deltalake import write_deltalake
+from pyiceberg.catalog.sql import SqlCatalog
 from typer.testing import CliRunner
 
 import orderedmq
@@ -26,7 +29,7 @@ from orderedmq.errors import OptionError, TopicError
 from orderedmq.testing.store import TemporaryStore
 from orderedmq.tools import audit as module
 from orderedmq.tools.audit import Audit, audit
-from orderedmq.tools.audit_sides import TableSide, TopicSide, parquet
+from orderedmq.tools.audit_sides import TableSide, TopicSide, open_table
 
 #: (key, identity, queue)
 Row = tuple[str | None, str, int]
@@ -164,7 +167,7 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
 
 
 def stored(path: Path, **settings: Any) -> TableSide:
-    return TableSide(str(path), parquet(path), **settings)
+    return TableSide(str(path), open_table(path), **settings)
 
 
 def fill(broker: Broker, topic: str, *queues: list[tuple[str | None, bytes]]) -> None:
@@ -187,6 +190,22 @@ def test_compares_topics_with_different_numbers_of_queues(broker: Broker) -> Non
     assert sum(progress) == 8
     with pytest.raises(TopicError, match="topic 'three' does not exist"):
         TopicSide(broker.log, "three")
+
+
+def test_compares_a_topic_with_what_was_committed_to_a_delta_and_to_an_iceberg_table(broker: Broker, tmp_path: Path) -> None:
+    fill(broker, "sent", [("k", b"1"), ("l", b"2"), ("k", b"3")])
+    rows = pa.table({"sharding_key": ["l", "k", "k"], "body": pa.array([b"2", b"1", b"3"])})
+    delta = tmp_path / "delta"
+    write_deltalake(delta, rows)
+    # A writer was killed before its commit.
+    shutil.copy(next(delta.glob("*.parquet")), delta / "part-killed.parquet")
+    lake = SqlCatalog("lake", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=f"file://{tmp_path}/lake")
+    lake.create_namespace("shop")
+    iceberg = lake.create_table("shop.sent", rows.schema)
+    iceberg.append(rows)
+    lake.close()
+    for table in (delta, Path(iceberg.metadata_location.removeprefix("file://"))):
+        assert audit(TopicSide(broker.log, "sent"), stored(table)).ok
 
 
 def test_compares_topics_from_a_time_on(broker: Broker) -> None:

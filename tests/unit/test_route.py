@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ordered_sink.route import numbers_of_tasks, spark_hashes
+from ordered_sink.routing import numbers_of_tasks, spark_hashes
 
 
 def test_numbers_are_hashed_as_by_spark() -> None:

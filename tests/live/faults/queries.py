@@ -48,7 +48,8 @@ def start(
     listener: Mapping[str, Any] | None = None,
     shuffle: bool = False,
 ) -> StreamingQuery:
-    """Start a query that reads ``topic`` and writes to ``sink``: a topic, ``noop``, or ``parquet:<folder>``.
+    """Start a query that reads ``topic`` and writes to ``sink``: a topic, ``noop``, ``parquet:<folder>``, or ``once:<folder>`` for the
+    tables in it.
 
     The query uses the store at ``path``, or RocketMQ at ``servers`` (namesrvAddr) and passes no points in that case.
 
@@ -64,6 +65,11 @@ def start(
     if listener is not None:
         order = OrderPerKey if source is not None and "parkingLot" in source else OrderPerQueue
         rows = rows.transform(consume_orderly, Recorder, order(**listener))
+    elif sink.startswith("once:"):
+        # Other drivers do not need the libraries of tables.
+        from tests.live.faults import once_tables
+
+        rows = rows.select(*once_tables.COLUMNS)
     else:
         rows = rows.selectExpr("body", "sharding_key", f"{ORIGIN} AS keys")
     writer = (rows.repartition(1) if shuffle else rows).writeStream
@@ -77,6 +83,8 @@ def start(
             Points(Path(path).parent / "points").reach("appended")
 
         writer = writer.foreachBatch(append)
+    elif sink.startswith("once:"):
+        writer = writer.foreachBatch(once_tables.append_to_all(sink.partition(":")[2], **(target or {})))
     elif sink == "noop":
         writer = writer.format("noop")
     else:

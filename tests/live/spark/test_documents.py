@@ -15,7 +15,16 @@ from tests.snippets import ROOT, Snippet, name, pages, quick_start, run
 
 PAGES = pages()
 #: Pages whose snippets take 7 s or longer. Only the long tier runs them.
-LONG = ("formats", "stateful-processing", "order-per-key", "sink", "migrating-from-kafka", "deploying", "rollouts")
+LONG = (
+    "formats",
+    "other-sinks",
+    "stateful-processing",
+    "order-per-key",
+    "sink",
+    "migrating-from-kafka",
+    "deploying",
+    "rollouts",
+)
 
 
 @pytest.mark.parametrize(

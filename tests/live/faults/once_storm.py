@@ -1,0 +1,152 @@
+"""A storm over tables that get each message once: two queries share a group and append to the same tables, while their drivers are killed,
+paused until the other query has their queues, and continued.
+
+`OnceStorm` works with any world that has a broker, like `key_storm.Storm`.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Final
+
+import pyarrow as pa
+
+from orderedmq.model import MessageQueue
+from tests.live.faults.drivers import JVM, RUNNER, WORKER, Driver
+from tests.live.faults.key_storm import StormWorld
+from tests.live.faults.once_tables import Tables
+from tests.waits import until
+
+EVERYTHING: Final = ("tests.live.faults.job", JVM, RUNNER, WORKER)
+#: Messages that are appended at once, and with which a query is busy for several micro-batches.
+_MESSAGES: Final = 400
+
+
+class OnceStorm:
+    """``expire``: makes the locks of paused queries older than their life."""
+
+    def __init__(self, world: StormWorld, database: str | None, expire: Callable[[], None]) -> None:
+        self._world, self._database, self._expire = world, database, expire
+        self._tables = Tables(world.folder / "tables", database)
+        self._tables.create()
+        self._drivers: list[Driver] = []
+        #: A driver without a query, which takes the place of the next one that is killed.
+        self._spare: Driver | None = None
+        self.counts: Counter[str] = Counter()
+
+    def run(self, *, kills: int, take_overs: int, pauses: int) -> None:
+        """Kill ``kills`` drivers, and ``take_overs`` more whose queues the other query gets, and pause ``pauses``. Then judge."""
+        steps = [self._kill] * kills + [self._take_over] * take_overs + [self._pause] * pauses
+        draw = random.Random(len(steps))
+        draw.shuffle(steps)
+        try:
+            self._drivers = [self._driver(), self._driver()]
+            self._spare = self._driver()
+            for member in (0, 1):
+                self._start(member)
+            until(lambda: len(self._owners()) == 2, "both queries own queues", 120)
+            for step in steps:
+                self._produce()
+                # Any moment of a micro-batch.
+                time.sleep(draw.random() * 2)
+                step(draw.randrange(2))
+                self._restart_failed()
+            until(self._done, "all messages are processed", 300)
+            for driver in self._drivers:
+                driver.stop()
+        finally:
+            for driver in (*self._drivers, *([self._spare] if self._spare else [])):
+                driver.close()
+        self.judge()
+
+    def judge(self) -> None:
+        """Assert that each table has each message once, those of a queue in their order."""
+        bounds = self._world.broker.log.bounds(self._world.queues)
+        expected = [(f"{queue.broker_name}", queue.queue_id, at.max_offset) for queue, at in bounds.items()]
+        for name, queues in self._tables.appended().items():
+            for _, queue_id, end in expected:
+                assert queues.get(queue_id, []) == list(range(end)), f"{name}, queue {queue_id}, {self.counts}"
+        print(f"\n{dict(self.counts)}, {sum(end for *_, end in expected)} messages")
+
+    # -- steps ---------------------------------------------------------------------------------------------------------------
+
+    def _kill(self, member: int) -> None:
+        self._drivers[member].kill_all()
+        self._replace(member)
+        self._start(member)
+        self.counts["kills"] += 1
+
+    def _take_over(self, member: int) -> None:
+        self._drivers[member].kill_all()
+        self._replace(member)
+        self._produce()
+        target = self._ends()
+        until(lambda: self._processed(target), "the other query processes all queues", 120)
+        self._start(member)
+        self.counts["take-overs"] += 1
+
+    def _pause(self, member: int) -> None:
+        driver = self._drivers[member]
+        driver.pause(*EVERYTHING)
+        try:
+            self._expire()
+            # A process that is stopped inside a write transaction blocks the other query, which then gets the queues later.
+            target, deadline = self._ends(), time.monotonic() + 15
+            while not (overtaken := self._processed(target)) and time.monotonic() < deadline:
+                time.sleep(0.2)
+        finally:
+            driver.resume()
+        self.counts["pauses" if overtaken else "pauses in a transaction"] += 1
+
+    # -- queries -------------------------------------------------------------------------------------------------------------
+
+    def _driver(self) -> Driver:
+        return Driver(self._world.folder / f"driver-{time.monotonic_ns()}")
+
+    def _replace(self, member: int) -> None:
+        self._drivers[member].close()
+        assert self._spare is not None
+        self._drivers[member], self._spare = self._spare, self._driver()
+
+    def _start(self, member: int) -> None:
+        source = {"assignment": "shared", "maxOffsetsPerTrigger": _MESSAGES // 4}
+        target = {} if self._database is None else {"database": self._database}
+        sink = f"once:{self._world.folder / 'tables'}"
+        self._drivers[member].start(**self._world.spec(f"ck-{member}", sink=sink, source=source, target=target))
+
+    def _restart_failed(self) -> None:
+        """Restart failed queries, as their users do: a query that was paused for too long has lost its locks."""
+        for member, driver in enumerate(self._drivers):
+            state = driver.state()
+            if not state["active"]:
+                # Not because a table refused the rows. A busy machine may make Spark fail.
+                assert not re.search(r"ORDEREDMQ_(?!LOCK|GROUP)", state["failure"] or ""), state
+                self.counts["failed"] += 1
+                self._start(member)
+
+    # -- messages ------------------------------------------------------------------------------------------------------------
+
+    def _produce(self) -> None:
+        for queue in self._world.queues:
+            bodies = pa.array([b"x"] * (_MESSAGES // len(self._world.queues)), pa.binary())
+            keys = [f"{queue.queue_id}-{number % 7}" for number in range(len(bodies))]
+            self._world.broker.log.append({queue: pa.record_batch({"body": bodies, "sharding_key": keys})})
+
+    def _ends(self) -> dict[MessageQueue, int]:
+        return {queue: at.max_offset for queue, at in self._world.broker.log.bounds(self._world.queues).items()}
+
+    def _processed(self, ends: dict[MessageQueue, int]) -> bool:
+        """Whether the group has processed all queues up to ``ends``."""
+        offsets = self._world.broker.groups.offsets(self._world.group, self._world.queues)
+        return all(offsets.get(queue, 0) >= end for queue, end in ends.items())
+
+    def _done(self) -> bool:
+        self._restart_failed()
+        return self._processed(self._ends())
+
+    def _owners(self) -> set[str]:
+        return {lock.owner for lock in self._world.broker.admin.locks(self._world.group) if lock.held and lock.remaining > 0}
