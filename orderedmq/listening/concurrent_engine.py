@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from orderedmq.listening.engine import Batch, Engine, LotView, Message, Outcome, Settings, in_company, outcomes
-from orderedmq.listening.listener import Answer, ConsumeConcurrentlyContext, ConsumeConcurrentlyStatus, check_bounds
+from orderedmq.listening.listener import ALL, Answer, ConsumeConcurrentlyContext, ConsumeConcurrentlyStatus, check_bounds
 from orderedmq.model import MessageQueue
 from orderedmq.parking import DELAY_LEVELS, FIRST_LEVEL
 from orderedmq.text import MAX_ERROR_BYTES, clip
@@ -93,24 +93,19 @@ class ConcurrentEngine(Engine):
                 (self._alone if message._attempts else self._ready).append(message)
 
     def _add(self, messages: Sequence[Message]) -> None:
-        ready, places = self._ready, self._places
-        for message in messages:
-            if message._offset in places:
-                self._range.remove_message([message._offset])
-            elif message._attempts:
-                self._alone.append(message)
-            else:
-                ready.append(message)
+        if parked := [message for message in messages if message._offset in self._places]:
+            self._decided(parked)
+            messages = [message for message in messages if message._offset not in self._places]
+        self._ready.extend([message for message in messages if not message._attempts])
+        self._alone.extend([message for message in messages if message._attempts])
 
     def _take(self) -> Batch | None:
         ready, size = self._ready, self.settings.consume_message_batch_max_size
         if not ready:
             return Batch([self._alone.popleft()]) if self._alone else None
-        if len(ready) <= size:
-            batch = Batch(list(ready))
-            ready.clear()
-            return batch
-        return Batch([ready.popleft() for _ in range(size)])
+        if size == 1:
+            return Batch([ready.popleft()])
+        return Batch([ready.popleft() for _ in range(min(size, len(ready)))])
 
     def _resume(self, now: float) -> None:
         while self._later and self._later[0][0] <= now:
@@ -124,6 +119,9 @@ class ConcurrentEngine(Engine):
         self._returned(batch, now)
         status, error, context = answer
         messages = batch.messages
+        if status is ConsumeConcurrentlyStatus.CONSUME_SUCCESS and context.ack_index == ALL:
+            self._decided(messages)
+            return outcomes(messages, "SUCCESS", batch.seconds)
         accepted, ack_index = 0, -1
         if status is ConsumeConcurrentlyStatus.CONSUME_SUCCESS:
             # Without a number it is unknown what succeeded, so the listener gets all messages again.

@@ -102,8 +102,8 @@ class Batch:
 
     messages: list[Message]
     lane: KeyLane | None = None
-    since: float = 0.0
-    in_flight: bool = False
+    #: When the call that is in progress began.
+    since: float | None = None
     calls: int = 0
     seconds: float = 0.0
 
@@ -350,7 +350,6 @@ class Engine(ABC):
             batch = self._take()
             if batch is not None:
                 self._in_flight += 1
-                batch.in_flight = True
                 batch.since = now
                 return Consume(batch)
             if not self._closed and not self.full:
@@ -414,12 +413,12 @@ class Engine(ABC):
 
     def _returned(self, batch: Batch, now: float) -> None:
         """Record that a call of the listener has returned."""
-        if not batch.in_flight:
+        if batch.since is None:
             raise RuntimeError(f"queue {self.queue} has no such batch at the listener")
-        batch.in_flight = False
         self._in_flight -= 1
         batch.calls += 1
         batch.seconds += now - batch.since
+        batch.since = None
 
     def dead_lettered(self) -> list[Outcome]:
         """Record that the letter of `WriteLetter` is stored. Return the resulting outcomes."""
@@ -482,6 +481,9 @@ class Engine(ABC):
 
     def _decided(self, messages: Sequence[Message]) -> None:
         """Record that waiting messages, which are in the order of their offsets, are decided."""
+        if len(messages) == 1 and not self._planned:
+            self._range.remove_message((messages[0]._offset,))
+            return
         offsets = [message._offset for message in messages]
         if self._planned:
             planned, self._planned = self._planned, self._planned.difference(offsets)

@@ -139,16 +139,15 @@ class KeyEngine(Engine):
     def _add(self, messages: Sequence[Message]) -> None:
         lanes, ready = self._lanes, self._ready
         for message in messages:
-            offset = message._offset
             # The same key as `lane_key` returns.
             own = message._key
-            key: object = offset if own is None else own
+            key: object = message._offset if own is None else own
             lane = lanes.get(key)
             if lane is None:
                 lane = self._lane(key)
             if lane.parked or lane.parked_offsets:
-                if offset in lane.parked_offsets:
-                    self._range.remove_message([offset])
+                if message._offset in lane.parked_offsets:
+                    self._range.remove_message([message._offset])
                 else:
                     self._enter(lane, message)
                 continue

@@ -83,25 +83,18 @@ class ProcessQueue:
 
     def take_messages(self, most: int) -> list[Span]:
         """Take up to ``most`` waiting messages, the lowest ones."""
-        begin = self._first
-        if most and begin + most < self._first_end and not self._cut:
-            # The usual case in less time.
-            self._first += most
-            spans = [(begin, begin + most)]
-        else:
-            spans = []
-            while most and self._first < self._first_end:
-                begin = self._first
-                end, limit = begin + 1, min(begin + most, self._first_end)
-                while end < limit and end not in self._cut:
-                    end += 1
-                spans.append((begin, end))
-                most -= end - begin
-                self._first = end
+        spans: list[Span] = []
+        cut, taken = self._cut, self._taken
+        while most and (begin := self._first) < self._first_end:
+            end = min(begin + most, self._first_end)
+            if cut and end - begin > 1:
+                end = next((offset for offset in range(begin + 1, end) if offset in cut), end)
+            self._first = end
+            if cut or end == self._first_end:
                 self._skip()
-        taken = self._taken
-        for begin, end in spans:
+            most -= end - begin
             self.waiting -= end - begin
+            spans.append((begin, end))
             if taken and begin < taken[-1][0]:
                 insort(taken, (begin, end))
             else:
@@ -111,7 +104,7 @@ class ProcessQueue:
     def commit(self) -> int:
         """Make all taken messages done. Return the offset up to which everything is done."""
         self._taken.clear()
-        self._move()
+        self.progress = self._first if self._first < self._first_end else self._end
         return self.progress
 
     def rollback(self) -> None:
@@ -142,7 +135,8 @@ class ProcessQueue:
         self.waiting -= count
         if self._first in cut:
             self._skip()
-            self._move()
+            first = self._first if self._first < self._first_end else self._end
+            self.progress = min(first, self._taken[0][0]) if self._taken else first
         elif len(cut) > CUT_TOGETHER + len(self._behind):
             self._cut_out()
         return self.progress
@@ -174,11 +168,6 @@ class ProcessQueue:
             begin, self._first_end = self._behind.popitem(0)
             # A span that is done may have been in two spans.
             first = max(first, begin)
-
-    def _move(self) -> None:
-        """Move the progress up to the first message that waits or is taken."""
-        first = self._first if self._first < self._first_end else self._end
-        self.progress = min(first, self._taken[0][0]) if self._taken else first
 
     def _cut_out(self) -> None:
         """Let the spans have only waiting messages."""

@@ -238,9 +238,8 @@ class QueueEngine(Engine):
     def _commit(self, last: Batch, status: OutcomeStatus) -> list[Outcome]:
         """Return outcomes with SUCCESS for all taken batches, and one with ``status`` for ``last``."""
         self._range.commit()
-        outcomes = [*(_outcome(batch, "SUCCESS") for batch in self._taken), _outcome(last, status)]
-        self._taken.clear()
-        return outcomes
+        taken, self._taken = self._taken, []
+        return [*[_outcome(batch, "SUCCESS") for batch in taken], _outcome(last, status)] if taken else [_outcome(last, status)]
 
     def _finish(self) -> Done:
         """End the range. Raises ListenerError UNCOMMITTED if messages are taken and not committed."""
@@ -263,4 +262,6 @@ def _part(batch: Batch, begin: int, end: int) -> Batch:
 def _outcome(batch: Batch, status: OutcomeStatus) -> Outcome:
     """Return the outcome of a batch. Its attempts are all its calls, because calls that ended with a rollback are not failures."""
     first, last = batch.messages[0], batch.messages[-1]
-    return Outcome(first._offset, last._offset + 1, None, status, batch.calls, batch.seconds, last._error)
+    # This is faster than Outcome(...), as in `outcomes`.
+    values = (first._offset, last._offset + 1, None, status, batch.calls, batch.seconds, last._error, None)
+    return tuple.__new__(Outcome, values)
