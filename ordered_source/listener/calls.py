@@ -102,32 +102,34 @@ class Calls(ABC, Generic[T, R]):
     """The calls of one task. Only the task's thread calls the methods."""
 
     def __init__(self) -> None:
-        self._answers: SimpleQueue[tuple[T, R | None, BaseException | None]] = SimpleQueue()
+        #: Calls that have returned, some at a time: their work, and their answers or exceptions.
+        self._returned: SimpleQueue[list[tuple[T, R | None, BaseException | None]]] = SimpleQueue()
 
     @property
     def answered(self) -> bool:
-        """Whether `answer` returns without waiting."""
-        return not self._answers.empty()
+        """Whether `answers` returns without waiting."""
+        return not self._returned.empty()
 
     @abstractmethod
     def start(self, work: T) -> None:
         """Call the function with ``work``."""
 
-    def answer(self, timeout: float | None = None) -> tuple[T, R] | None:
-        """Wait for a call to return. Return its work and answer, or None after ``timeout`` seconds.
+    def answers(self, timeout: float | None = None) -> list[tuple[T, R]]:
+        """Wait for calls to return. Return the work and the answers of some that have, or an empty list after ``timeout`` seconds.
 
         Raises the exception of the function.
         """
         try:
-            work, answer, raised = self._answers.get(timeout=timeout)
+            returned = self._returned.get(timeout=timeout)
         except Empty:
-            return None
-        if raised is not None:
-            raise raised
-        return work, answer  # type: ignore[return-value]
+            return []
+        for _, _, raised in returned:
+            if raised is not None:
+                raise raised
+        return [(work, answer) for work, answer, _ in returned]  # type: ignore[misc]
 
     def cancel(self) -> None:
-        """Cancel the running calls if possible. `answer` still returns their answers. The caller must not start calls after this."""
+        """Cancel the running calls if possible. `answers` still returns their answers. The caller must not start calls after this."""
 
     def end(self) -> None:
         """Prevent further calls from starting. Running calls are cancelled if that is possible. This does not wait for them."""
@@ -139,9 +141,18 @@ class Inline(Calls[T, R]):
     def __init__(self, function: Callable[[T], R]) -> None:
         super().__init__()
         self._function = function
+        self._answers: list[tuple[T, R]] = []
+
+    @property
+    def answered(self) -> bool:
+        return bool(self._answers)
 
     def start(self, work: T) -> None:
-        self._answers.put((work, self._function(work), None))
+        self._answers.append((work, self._function(work)))
+
+    def answers(self, timeout: float | None = None) -> list[tuple[T, R]]:  # noqa: ARG002
+        answers, self._answers = self._answers, []
+        return answers
 
 
 class Threads(Calls[T, R]):
@@ -167,10 +178,10 @@ class Threads(Calls[T, R]):
         self._under_way += 1
         self._todo.put(work)
 
-    def answer(self, timeout: float | None = None) -> tuple[T, R] | None:
-        returned = super().answer(timeout)
-        self._under_way -= returned is not None
-        return returned
+    def answers(self, timeout: float | None = None) -> list[tuple[T, R]]:
+        answers = super().answers(timeout)
+        self._under_way -= len(answers)
+        return answers
 
     def end(self) -> None:
         if self._ended:
@@ -192,9 +203,9 @@ class Threads(Calls[T, R]):
         """Make calls until the end of the task. Each thread runs this."""
         while (work := self._todo.get()) is not None:
             try:
-                self._answers.put((work, self._function(work), None))
+                self._returned.put([(work, self._function(work), None)])
             except BaseException as raised:
-                self._answers.put((work, None, raised))
+                self._returned.put([(work, None, raised)])
             del work
 
 
@@ -206,8 +217,11 @@ class Awaiting(Calls[T, R]):
         self._function = function
         self._todo: deque[T] = deque()
         self._scheduled = self._ended = False
-        #: Only the loop's thread uses this.
-        self._tasks: set[asyncio.Task[None]] = set()
+        #: The running calls by the id of their work. Only the loop's thread uses this.
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        #: Calls that have returned in this iteration of the loop. The task's thread gets them together, because each time it wakes up, the
+        #: loop's thread has to wait for the interpreter.
+        self._ended_now: list[tuple[T, R | None, BaseException | None]] = []
         process = _process()
         if process.loop is None:
             process.loop = _Loop()
@@ -234,7 +248,7 @@ class Awaiting(Calls[T, R]):
     def _begin(self) -> None:
         self._scheduled = False
         # A cancelled call of an earlier task may be for the same key, and it ends only some iterations of the loop later.
-        if self._todo and any(task not in self._tasks for task in self._cancelled):
+        if self._todo and any(task not in self._tasks.values() for task in self._cancelled):
             now = self._loop.time()
             self._patience = self._patience or now + PATIENCE
             if now < self._patience:
@@ -245,29 +259,35 @@ class Awaiting(Calls[T, R]):
 
     def _begin_all(self) -> None:
         while self._todo and not self._ended:
-            self._tasks.add(self._loop.create_task(self._run(self._todo.popleft())))
+            work = self._todo.popleft()
+            self._tasks[id(work)] = self._loop.create_task(self._run(work))
 
     async def _run(self, work: T) -> None:
         try:
-            self._answers.put((work, await self._function(work), None))
+            answer = await self._function(work)
         except BaseException as raised:
             # Catch SystemExit and KeyboardInterrupt too, because in an asyncio task they would end the loop.
-            self._answers.put((work, None, raised))
-        finally:
-            task = asyncio.current_task()
-            assert task is not None
-            self._tasks.discard(task)
+            self._ended_now.append((work, None, raised))
+        else:
+            self._ended_now.append((work, answer, None))
+        del self._tasks[id(work)]
+        if len(self._ended_now) == 1:
+            self._loop.call_soon(self._give)
+
+    def _give(self) -> None:
+        returned, self._ended_now = self._ended_now, []
+        self._returned.put(returned)
 
     def _cancel(self) -> None:
         self._begin_all()
-        for task in self._tasks:
+        for task in self._tasks.values():
             self._cancelled.add(task)
             task.add_done_callback(self._cancelled.discard)
         # Cancel in the next iteration of the loop. By then each task has begun, so each call gets an answer.
         self._loop.call_soon(self._cancel_begun)
 
     def _cancel_begun(self) -> None:
-        for task in list(self._tasks):
+        for task in list(self._tasks.values()):
             task.cancel()
 
 
@@ -332,6 +352,9 @@ BLOCK: Final = 0.005
 #: thread or an import makes single calls slow, but a listener that blocks does so in most calls.
 WORTH: Final = 0.1
 ONE_OF: Final = 10
+#: The calls with which a task begins are all watched, and one of SAMPLE later calls, because that costs as much as an eighth of a call.
+BEGINNING: Final = 200
+SAMPLE: Final = 16
 
 
 class Cancelled(Exception):
@@ -349,9 +372,9 @@ def watched(listener: Any) -> Callable[[Any], AsyncCalled]:
     def decorate(called: Callable[[Sequence[Any], Any], Awaitable[Any]]) -> AsyncCalled:
         @wraps(listener, updated=())
         async def call(messages: Sequence[Any], context: Any) -> Any:
-            watch.calls += 1
+            watched = watch.begins()
             try:
-                return await _timed(called(messages, context), watch)
+                return await (_timed(called(messages, context), watch) if watched else called(messages, context))
             except asyncio.CancelledError:
                 raise Cancelled("the call was cancelled, by its task or by code that it awaited") from None
 
@@ -365,16 +388,23 @@ class _Watch:
 
     def __init__(self, listener: Any) -> None:
         self._listener = listener
-        self.calls = self._blocks = 0
+        self._begun = self._calls = self._blocks = 0
         self._longest = self._seconds = 0.0
         self._warned = False
+
+    def begins(self) -> bool:
+        """Count a call. Return whether it is watched."""
+        self._begun += 1
+        watched = self._begun <= BEGINNING or not self._begun % SAMPLE
+        self._calls += watched
+        return watched
 
     def blocked(self, seconds: float) -> None:
         """Count a block: a call did not await for this many seconds."""
         self._blocks += 1
         self._seconds += seconds
         self._longest = max(self._longest, seconds)
-        if self._warned or self._blocks < 2 or self._seconds < WORTH or ONE_OF * self._blocks < self.calls:
+        if self._warned or self._blocks < 2 or self._seconds < WORTH or ONE_OF * self._blocks < self._calls:
             return
         self._warned = True
         logger.warning(

@@ -227,7 +227,7 @@ def test_a_child_has_a_loop_of_its_own_after_a_fork() -> None:
     def answer() -> Any:
         made: calls.Awaiting[int, int] = calls.Awaiting(double)
         made.start(4)
-        return made.answer(30)
+        return made.answers(30)[0]
 
     assert answer() == (4, 8)
     child = os.fork()
@@ -323,7 +323,12 @@ async def blocking_now_and_then(messages: Sequence[Any], context: Any) -> Any:
     return blocks(messages, context)
 
 
-def test_warns_once_of_a_listener_that_blocks_the_loop(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("beginning", [6, 0], ids=["every call is watched", "one of two is"])
+def test_warns_once_of_a_listener_that_blocks_the_loop(
+    rig: Rig, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, beginning: int
+) -> None:
+    monkeypatch.setattr(calls, "BEGINNING", beginning)
+    monkeypatch.setattr(calls, "SAMPLE", 2)
     rig.send(*"abcdef")
     assert len(rig.run(by_key(blocking_now_and_then))) == 6
     [warned] = [record for record in caplog.records if record.name == "orderedmq"]

@@ -6,6 +6,7 @@ The module is long because all its tests use the same `Rig`.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import threading
@@ -338,6 +339,19 @@ def test_a_dead_letter_names_the_properties_for_which_it_has_no_room(rig: Rig, c
     assert [name for name, _ in own if name not in properties] == ["p30", "p31"]
     assert properties["ORDEREDMQ_ERROR"].startswith("there was no room for the properties p30, p31: the listener answered ")
     assert "message 0 of queue orders/embedded/0 has no room for its properties p30, p31" in caplog.text
+
+
+def test_the_garbage_collector_leaves_out_what_is_older_than_the_task_until_it_ends(rig: Rig) -> None:
+    frozen: list[int] = []
+
+    def listen(messages: Sequence[Any], context: Any) -> ConsumeOrderlyStatus:
+        frozen.append(gc.get_freeze_count())
+        return SUCCESS
+
+    rig.send("a")
+    rig.run(Consumer(listen, OrderPerKey()))
+    assert frozen[0] > 1000
+    assert gc.get_freeze_count() == 0
 
 
 @pytest.mark.parametrize("answer", [ConsumeOrderlyStatus.COMMIT, ConsumeOrderlyStatus.ROLLBACK, None])
