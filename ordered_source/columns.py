@@ -46,7 +46,7 @@ TICKET_TYPE: Final = pa.struct(
 
 #: Version of the JSON in lock_token. The driver and its executors may run different versions of this package, and a process must not call a
 #: listener unless it knows all the fields.
-VERSION: Final = 1
+VERSION: Final = 2
 _VERSION: Final = "version"
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
@@ -161,7 +161,8 @@ class ReadContext:
     """The lock under which a task reads a queue, and the address of its broker.
 
     ``endpoint`` has no secrets. ``account``: whether the source got an account's keys as options. ``key_password``: whether the source
-    decrypts the key of TLS with a password. ``only_run``: see `LockToken`. ``lot``: None without the option parkingLot.
+    decrypts the key of TLS with a password. ``only_run``: see `LockToken`. ``lot``: None without the option parkingLot. ``attempt``: the id
+    of Spark's attempt of the task that reads the queue. A listener in the same attempt gets all rows of the range.
     """
 
     epoch: int
@@ -173,9 +174,12 @@ class ReadContext:
     key_password: bool = False
     only_run: bool = False
     lot: LotPlan | None = None
+    attempt: int | None = None
 
     @classmethod
-    def of(cls, endpoint: Endpoint, identity: str, token: LockToken, lot: LotPlan | None = None) -> ReadContext:
+    def of(
+        cls, endpoint: Endpoint, identity: str, token: LockToken, lot: LotPlan | None = None, attempt: int | None = None
+    ) -> ReadContext:
         """Return the context of a task that reads under ``token``."""
         credentials, tls = endpoint.credentials, endpoint.tls
         account = isinstance(credentials, Credentials)
@@ -183,7 +187,7 @@ class ReadContext:
             endpoint, credentials=None if account else credentials, tls=None if tls is None else replace(tls, key_password=None)
         )
         password = tls is not None and tls.key_password is not None
-        return cls(token.epoch, token.group, token.client_id, identity, public, account, password, token.only_run, lot)
+        return cls(token.epoch, token.group, token.client_id, identity, public, account, password, token.only_run, lot, attempt)
 
     def to_text(self) -> str:
         """Return the context as JSON that `from_text` can read. Fields with their default value are omitted."""

@@ -70,8 +70,8 @@ def read(
         return
     pulled = tuple(name for name in columns if name not in _OWN) or ("queue_offset",)
     lot, token = partition.lot, partition.token
-    lock_token = _lock_token(partition, options)
     context = TaskContext.get()
+    lock_token = _lock_token(partition, options, context)
     run = run_of(context.getLocalProperty) if partition.streaming and context is not None else None
     if run is not None and broker.capabilities.atomic_publish:
         broker.outbox.register(run, partition.queue, OffsetRange(partition.begin, partition.end), token)
@@ -142,13 +142,14 @@ def _pull(
     return batch, offset + batch.num_rows
 
 
-def _lock_token(partition: QueuePartition, options: SourceOptions) -> str | None:
+def _lock_token(partition: QueuePartition, options: SourceOptions, context: TaskContext | None) -> str | None:
     """Return the lock_token of the partition's rows, or None without a group."""
     if partition.token is None:
         return None
     lot = partition.lot
     plan = None if lot is None else LotPlan(partition.begin, lot.begin, lot.end, options.parking_lot_max_messages)
-    return ReadContext.of(options.endpoint, partition.identity, partition.token, plan).to_text()
+    attempt = None if context is None else context.taskAttemptId()
+    return ReadContext.of(options.endpoint, partition.identity, partition.token, plan, attempt).to_text()
 
 
 def _with_own(batch: pa.RecordBatch, columns: tuple[str, ...], lock_token: str | None) -> pa.RecordBatch:

@@ -5,13 +5,14 @@ shuffled the rows. Only the task's thread uses the engine, the broker and the ro
 threads (`calls`), or in the thread of an event loop if the listener is async. The task takes more rows from Spark only when the engine
 asks for them.
 
-Delivery is at-least-once per micro-batch: when one task of the batch fails, Spark runs the whole batch again, including the listeners
-of the other tasks. A repeat must not process messages that an earlier attempt has parked or made dead letters. So a task reads the
-parking lot to its end and asks for dead letters before it calls a listener.
+Delivery is at-least-once: when one task of the batch fails, Spark runs the whole batch again, including the listeners of the other tasks.
+A repeat must not process messages that an earlier attempt has parked or made dead letters, or that it had accepted before it recorded its
+progress. So a task reads the parking lot to its end, and asks for dead letters and the progress, before it calls a listener.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import time
@@ -22,6 +23,7 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark import TaskContext
 from pyspark.sql import DataFrame
 
 from ordered_source.columns import TICKET, LotPlace, LotPlan, ReadContext, TaskLock
@@ -37,7 +39,7 @@ from ordered_source.listener.task_rows import (
     write_letters,
 )
 from orderedmq import pulls
-from orderedmq.broker import Broker, PullSettings
+from orderedmq.broker import PROGRESS_INTERVAL, Broker, Progress, PullSettings
 from orderedmq.conditions import OptionCondition, SchemaCondition
 from orderedmq.endpoint import Credentials, TlsOptions
 from orderedmq.errors import LockError, OptionError, OrderedMQError, SchemaError
@@ -52,6 +54,7 @@ from orderedmq.listening.engine import (
     LotView,
     Message,
     Outcome,
+    OutcomeStatus,
     Park,
     Pull,
     Settings,
@@ -59,7 +62,7 @@ from orderedmq.listening.engine import (
     Wait,
     WriteLetter,
 )
-from orderedmq.listening.listener import Answer, Caller, ConsumeMessageHook, check_hooks, is_async
+from orderedmq.listening.listener import Answer, Caller, ConsumeMessageHook, check_hooks, is_async, name_of
 from orderedmq.model import MAX_OFFSET, MessageQueue, OffsetRange
 from orderedmq.ownership.lock import LockToken
 from orderedmq.parking import AT_ONCE, DELAY_LEVELS, DROPPED, HELD, Lot, Parking, Ticket, delay, lot_token
@@ -94,6 +97,7 @@ ROWS_TOGETHER: Final = 4096
 _TRACED: Final = "a listener with trace_context=True"
 #: Number of outcomes that are given to Spark together.
 GIVE_TOGETHER: Final = 4096
+NO_PROGRESS: Final = Progress()
 #: The parking lots that this process has read: (broker, group, queue) → (epoch of the lock under which it was read, lot).
 _LOTS: Final[dict[tuple[str, str, MessageQueue], tuple[int, Lot]]] = {}
 
@@ -114,6 +118,11 @@ class Consumer:
 
     def __post_init__(self) -> None:
         check_hooks(self.hooks)
+
+    @property
+    def name(self) -> str:
+        """The name under which the listener's progress is recorded."""
+        return f"{self.settings.name} {name_of(self.listener)}"
 
 
 class QueueRows(NamedTuple):
@@ -150,7 +159,10 @@ def consume(
     try:
         for (queue, context), own in groupby(pieces, lambda one: (one.queue, one.context)):
             lock = lock_of(queue, context, consumer.credentials, consumer.tls, settings.name, parks=settings.parks)
-            yield from _Task(queue, lock, consumer, wall).run(own)
+            # After a shuffle or from a cache, a task may get only some of the queue's rows, so its progress is not that of the queue.
+            task = TaskContext.get()
+            is_whole = context is not None and context.attempt == (None if task is None else task.taskAttemptId())
+            yield from _Task(queue, lock, consumer, wall, is_whole=is_whole).run(own)
     finally:
         gc.unfreeze()
 
@@ -158,27 +170,37 @@ def consume(
 class _Task:
     """Runs the engine of one queue."""
 
-    def __init__(self, queue: MessageQueue, lock: TaskLock, consumer: Consumer, wall: Callable[[], float]) -> None:
-        self.queue, self._wall = queue, wall
+    def __init__(
+        self, queue: MessageQueue, lock: TaskLock, consumer: Consumer, wall: Callable[[], float], *, is_whole: bool
+    ) -> None:
+        self.queue, self._wall, self._name, self._is_whole = queue, wall, consumer.name, is_whole
         self._settings = settings = consumer.settings
         self._broker, self._token, self._plan = lock
         listener = function_of(consumer.listener, in_spans(lock.token.group) if consumer.trace_context else None)
         self._caller = Caller(listener, consumer.hooks, logger.warning, settings.statuses)
         self._out: list[Outcome] = []
         self._warned = 0
+        #: When the task's progress is recorded next, and at its end only after this time (monotonic seconds).
+        self._record_due = self._record_from = time.monotonic() + PROGRESS_INTERVAL
+        #: What is recorded, or would be if the task had recorded what it found at its beginning.
+        self._recorded: Progress | None = None
 
     def run(self, pieces: Iterator[QueueRows]) -> Iterator[pa.RecordBatch]:
         planned, rest = self._planned(pieces)
         settled, begin, rest = self._settled([message._offset for message in planned], rest)
-        planned, decided = settled.divide(planned)
+        planned, decided = settled.divide(planned, [each.place for message in planned if (each := _place(message)) is not None])
         self._out += decided
         clock = time.monotonic
         engine = self._settings.engine(self.queue, clock(), settled.view(planned), begin)
+        self._recorded = settled.advance(engine.progress)
         feed = self._feed(rest, settled)
         calls = self._calls()
         try:
             while True:
-                action = engine.next(clock())
+                now = clock()
+                if now >= self._record_due:
+                    self._at_broker(engine, None, calls, settled)
+                action = engine.next(now)
                 is_done = type(action) is Done
                 match action:
                     case Consume(batch):
@@ -190,9 +212,11 @@ class _Task:
                         else:
                             engine.add(messages)
                     case Wait(seconds):
-                        self._answered(engine, calls, seconds)
+                        self._answered(engine, calls, None if seconds is None else min(seconds, self._record_due - now))
+                    case Done() if now >= self._record_from:
+                        self._at_broker(engine, None, calls, settled)
                     case _:
-                        self._at_broker(engine, action, calls)
+                        self._at_broker(engine, action, calls, settled)
                 while calls.answered:
                     self._answered(engine, calls, None)
                 if self._warned < len(engine.warnings):
@@ -202,6 +226,13 @@ class _Task:
                     yield self._table(outcomes)
                 if is_done:
                     return
+        except LockError:
+            raise
+        except (Exception, GeneratorExit):
+            # Whoever repeats the task continues from here.
+            with contextlib.suppress(OrderedMQError):
+                self._record(engine, settled)
+            raise
         finally:
             # No call starts after this, even if Spark closes the task or ends the process.
             calls.end()
@@ -230,7 +261,8 @@ class _Task:
 
     # -- the broker
 
-    def _at_broker(self, engine: Engine, action: Action, calls: Calls[Batch, Answer]) -> None:
+    def _at_broker(self, engine: Engine, action: Action | None, calls: Calls[Batch, Answer], settled: Settled) -> None:
+        """Carry out an action, or record the progress if it is None."""
         clock = time.monotonic
         try:
             match action:
@@ -243,6 +275,8 @@ class _Task:
                     self._write(engine, action)
                 case Suspend(seconds):
                     time.sleep(seconds)
+                case None:
+                    self._record(engine, settled)
         except LockError:
             # No new call starts. Running calls are cancelled if they are async, and the task waits until they have ended.
             engine.lock(False, clock())
@@ -250,6 +284,20 @@ class _Task:
             while isinstance(waiting := _next(engine), Wait):
                 self._answered(engine, calls, waiting.seconds)
             raise
+
+    def _record(self, engine: Engine, settled: Settled) -> None:
+        """Record how far the listener is. Raises LockError LOST. After another error, a repeat gets more messages again."""
+        self._record_due = time.monotonic() + PROGRESS_INTERVAL
+        progress = settled.advance(engine.progress) if self._is_whole else None
+        if progress is None or progress == self._recorded:
+            return
+        try:
+            self._broker.groups.record_progress(self._token, progress, self._name)
+            self._recorded = progress
+        except LockError:
+            raise
+        except OrderedMQError as error:
+            logger.warning("the progress of queue %s up to %d is not recorded: %s", self.queue, progress.offset, error)
 
     def _write(self, engine: Engine, action: Park | WriteLetter) -> None:
         """Park messages, or make one a dead letter. Raises LockError, and the errors of `Engine.refused`."""
@@ -276,8 +324,7 @@ class _Task:
         ]
 
     def _parking(self, message: Message, now: int) -> Parking:
-        rows: Rows = message._rows
-        place = rows.tickets[message._number - rows.first] if rows.tickets else None
+        place = _place(message)
         due, parkings = (AT_ONCE, 0) if place is None else (place.due, place.parkings)
         if message._again:
             seconds = DELAY_LEVELS[message._level - 1] if message._level else delay(parkings)
@@ -314,13 +361,14 @@ class _Task:
 
     def _settled(self, planned: Sequence[int], rest: Iterator[QueueRows]) -> tuple[Settled, int, Iterator[QueueRows]]:
         """Return the settled messages, including those at the offsets ``planned``, where the range begins, and all of ``rest``."""
+        progress = self._broker.groups.progress(self._token, self._name) if self._is_whole else NO_PROGRESS
         if self._plan is not None:
-            settled = Settled.read(self._broker, self._token, lot_token(self._token).queue, self._plan, planned)
+            settled = Settled.read(self._broker, self._token, lot_token(self._token).queue, self._plan, planned, progress)
             return settled, self._plan.q_begin, rest
         piece = next(rest)
         begin: int = piece.rows.column("queue_offset")[0].as_py()
         letters = self._broker.groups.letters(self._token, [OffsetRange(begin, MAX_OFFSET)])
-        return Settled.without_lot(letters), begin, chain([piece], rest)
+        return Settled.without_lot(letters, progress), begin, chain([piece], rest)
 
     def _feed(self, pieces: Iterator[QueueRows], settled: Settled) -> Iterator[list[Message]]:
         """Yield the messages of the queue in lists."""
@@ -429,26 +477,51 @@ def _pieces(batch: pa.RecordBatch) -> Iterator[QueueRows]:
             begin = end
 
 
+def _place(message: Message) -> LotPlace | None:
+    """Return where a planned message lies in the parking lot, None for a message of the queue."""
+    rows: Rows = message._rows
+    return rows.tickets[message._number - rows.first] if rows.tickets else None
+
+
 class Settled:
     """Messages of a queue that a task must not process because they are settled.
 
-    They are dead letters, or they are in the parking lot and do not belong to this micro-batch.
+    They are dead letters, or they are in the parking lot and do not belong to this micro-batch, or an earlier run of the range has
+    recorded that they are decided (`Progress`).
     """
 
-    def __init__(self, lot: Lot, plan: LotPlan, letters: Set[int] = frozenset()) -> None:
+    def __init__(self, lot: Lot, plan: LotPlan, letters: Set[int] = frozenset(), progress: Progress = NO_PROGRESS) -> None:
         """``lot``: the contents of the parking lot after the part that this micro-batch reads."""
-        self._lot = lot
         self._plan = plan
         self._letters = letters
+        self._progress = progress
+        #: The parked messages, without those that an earlier owner, which has read more of the lot, has decided.
+        self._places: Mapping[int, int] = lot.places
+        self._keys: Mapping[object, Sequence[int]] = {key: parked.offsets for key, parked in lot.keys.items()}
+        self._max_offset = lot.max_offset
+        #: Whether messages of that part of the lot are undecided, and not planned either.
+        self._is_behind = False
+        if progress.lot > plan.end:
+            undecided = {offset for offset in lot.places if not self._is_decided(offset, lot.place(offset))}
+            self._places = {offset: place for offset, place in lot.places.items() if offset in undecided}
+            self._keys = _chosen(self._keys, undecided.__contains__)
+            self._max_offset = max(undecided, default=-1)
+            self._is_behind = any(lot.place(offset) < progress.lot for offset in undecided)
 
     @classmethod
-    def without_lot(cls, letters: Set[int]) -> Settled:
+    def without_lot(cls, letters: Set[int], progress: Progress = NO_PROGRESS) -> Settled:
         """Return the settled messages of a task without a parking lot."""
-        return cls(Lot(0), LotPlan(0, 0, 0, NO_BOUND), letters)
+        return cls(Lot(0), LotPlan(0, 0, 0, NO_BOUND), letters, progress)
 
     @classmethod
     def read(
-        cls, broker: Broker, token: LockToken, parked: MessageQueue, plan: LotPlan, planned: Collection[int] = ()
+        cls,
+        broker: Broker,
+        token: LockToken,
+        parked: MessageQueue,
+        plan: LotPlan,
+        planned: Collection[int] = (),
+        progress: Progress = NO_PROGRESS,
     ) -> Settled:
         """Read the parking lot ``parked`` from the end of its planned part to its current end, and ask the broker for dead letters.
 
@@ -467,46 +540,66 @@ class Settled:
         pulls.read_lot(log, lot, parked, end)
         _LOTS[name] = token.epoch, lot
         spans = [*runs(sorted(offset for offset in planned if offset < plan.q_begin)), OffsetRange(plan.q_begin, MAX_OFFSET)]
-        return cls(lot, plan, broker.groups.letters(token, spans))
+        if progress.lot > end:
+            # It is that of a former lot.
+            progress = progress._replace(lot=0)
+        return cls(lot, plan, broker.groups.letters(token, spans), progress)
 
     def view(self, planned: Sequence[Message] = ()) -> LotView:
         """Return the parking lot as the engine sees it. ``planned``: this micro-batch's messages from the lot, without settled ones."""
-        lot, plan = self._lot, self._plan
-        offsets = {key: parked.offsets for key, parked in lot.keys.items()}
+        plan, offsets = self._plan, self._keys
         parked_before: Mapping[object, Sequence[int]] = {}
         in_range: Mapping[object, Sequence[int]] = {}
         if plan.begin < plan.end:
             # The plan includes all messages that were in the lot when it was made. An earlier attempt at
             # this range has parked the messages that were added after the plan.
             in_range = offsets
-        elif lot.max_offset < plan.q_begin:
+        elif self._max_offset < plan.q_begin:
             parked_before = offsets
         else:
             parked_before = _chosen(offsets, lambda offset: offset < plan.q_begin)
             in_range = _chosen(offsets, lambda offset: offset >= plan.q_begin)
-        return LotView(plan.capacity, planned, lot.places, parked_before, in_range)
+        return LotView(plan.capacity, planned, self._places.keys(), parked_before, in_range)
 
-    def divide(self, messages: list[Message]) -> tuple[list[Message], list[Outcome]]:
+    def divide(self, messages: list[Message], places: Sequence[int] | None = None) -> tuple[list[Message], list[Outcome]]:
         """Return the messages of the task that have to be processed, and the outcomes of the settled messages.
 
-        A message that is parked and also has a dead letter gets the outcome PARKED here. It gets DEAD_LETTER in the micro-batch that reads
-        it from the parking lot.
+        ``places``: where the messages lie in the parking lot, None if they are of the queue. A message that is parked and also has a dead
+        letter gets the outcome PARKED here. It gets DEAD_LETTER in the micro-batch that reads it from the parking lot.
         """
-        lot, letters = self._lot, self._letters
-        if not letters and (
-            lot.max_offset < 0 or not messages or lot.max_offset < min(message._offset for message in messages)
-        ):
+        letters = self._letters
+        highest = max(self._max_offset, self._progress.offset - 1)
+        if not letters and (highest < 0 or not messages or highest < min(message._offset for message in messages)):
             return messages, []
         undecided: list[Message] = []
         settled: list[Outcome] = []
-        for message in messages:
-            if message._offset in lot.places:
-                settled.append(Outcome(message._offset, message._offset + 1, message._key, "PARKED", 0, 0.0, None))
-            elif message._offset in letters:
-                settled.append(Outcome(message._offset, message._offset + 1, message._key, "DEAD_LETTER", 0, 0.0, None))
+        for message, place in zip(messages, places or repeat(-1)):
+            offset = message._offset
+            status: OutcomeStatus
+            if offset in self._places:
+                status = "PARKED"
+            elif offset in letters:
+                status = "DEAD_LETTER"
+            elif self._is_decided(offset, place):
+                status = "SUCCESS"
             else:
                 undecided.append(message)
+                continue
+            settled.append(Outcome(offset, offset + 1, message._key, status, 0, 0.0, None))
         return undecided, settled
+
+    def _is_decided(self, offset: int, place: int) -> bool:
+        """Whether the progress covers a message at a place in the parking lot, or -1 if it is in the queue."""
+        return offset < self._progress.offset and place < self._progress.lot
+
+    def advance(self, offset: int) -> Progress | None:
+        """Return the progress of a task whose messages below ``offset``, of the range and planned ones, are all decided.
+
+        Return None if an earlier run has recorded more, or if that would cover messages of the lot that this task does not have.
+        """
+        if self._is_behind or offset < self._progress.offset:
+            return None
+        return Progress(offset, max(self._plan.end, self._progress.lot))
 
 
 def runs(offsets: Sequence[int]) -> list[OffsetRange]:

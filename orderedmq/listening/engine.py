@@ -38,6 +38,8 @@ from orderedmq.ownership.lock import HOLDER_TRUST
 PULL_THRESHOLD: Final = 1000
 #: The engine collects this many messages for one write to the parking lot, or fewer if it has nothing else to do.
 PARK_TOGETHER: Final = 256
+#: Seconds after which it parks fewer even if it has other work, because undecided messages hold up its progress.
+PARK_WITHIN: Final = 5.0
 #: For this many seconds after a check of the lock, messages are retried without another check.
 RETRY_TRUST: Final = 1.0
 #: For this many seconds, a write that the broker refuses for the moment is repeated. Then its error ends the task.
@@ -287,6 +289,7 @@ class Engine(ABC):
         self._concurrency, self._pause = concurrency, pause
         self._in_flight = 0
         self._to_park: list[Message] = []
+        self._park_due = now + PARK_WITHIN
         #: Messages that become dead letters, with their batch.
         self._exhausted: deque[tuple[Batch, Message]] = deque()
         self._pending: WriteLetter | Park | CheckLock | None = None
@@ -309,8 +312,11 @@ class Engine(ABC):
 
     @property
     def progress(self) -> int:
-        """The offset up to which every message of the range is decided. A message that is to be parked is undecided until it is."""
-        return self._range.progress
+        """The offset up to which every message is decided, of the range and from the parking lot.
+
+        A message that is to be parked is undecided until it is.
+        """
+        return min([self._range.progress, *self._planned])
 
     def add(self, messages: Sequence[Message]) -> None:
         """Add the next messages of the range. Raises ValueError unless the offsets ascend, within this call and from call to call."""
@@ -344,8 +350,8 @@ class Engine(ABC):
             if self._exhausted:
                 self._pending = WriteLetter(self._exhausted[0][1])
                 return self._pending
-            if len(self._to_park) >= PARK_TOGETHER:
-                return self._park()
+            if len(self._to_park) >= PARK_TOGETHER or (self._to_park and now >= self._park_due):
+                return self._park(now)
         if self._in_flight < self._concurrency:
             batch = self._take()
             if batch is not None:
@@ -359,7 +365,7 @@ class Engine(ABC):
     def _idle(self, now: float) -> Action:
         """Return the action to take when no batch can be given to the listener."""
         if self._to_park and now >= self._not_before:
-            return self._park()
+            return self._park(now)
         resume = self._next_resume()
         soonest = [] if resume is None else [resume]
         if self._to_park or self._exhausted:
@@ -375,7 +381,8 @@ class Engine(ABC):
             return Pull()
         return self._finish()
 
-    def _park(self) -> Park:
+    def _park(self, now: float) -> Park:
+        self._park_due = now + PARK_WITHIN
         self._pending = Park(tuple(self._to_park))
         return self._pending
 

@@ -47,6 +47,9 @@ class Task:
     def partitionId(self) -> int:
         return self._partition
 
+    def taskAttemptId(self) -> int:
+        return self._partition
+
     def getLocalProperty(self, name: str) -> str | None:
         return self._properties.get(name)
 

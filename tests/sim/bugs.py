@@ -12,6 +12,8 @@ from unittest import mock
 from ordered_source.columns import LotPlan
 from ordered_source.group_session import GroupSession
 from ordered_source.listener.engine_task import Settled
+from orderedmq.broker import Progress
+from orderedmq.listening.engine import Engine
 from orderedmq.listening.queue_engine import QueueEngine
 from orderedmq.ownership import lock as rules
 from orderedmq.ownership.lock import Instant, LockToken, QueueLock
@@ -21,7 +23,7 @@ from tests.sim.process import Process
 from tests.sim.world import World
 
 
-def _instead(where: Any, name: str, by: Callable[..., Any]) -> AbstractContextManager[Any]:
+def _instead(where: Any, name: str, by: Any) -> AbstractContextManager[Any]:
     return mock.patch.object(where, name, by)
 
 
@@ -135,13 +137,38 @@ def stop_that_unlocks_a_queue_in_flight() -> AbstractContextManager[Any]:
 
 def letters_of_a_queue_not_honoured() -> AbstractContextManager[Any]:
     """With order per queue, a task does not look for dead letters that an earlier attempt of its range has written."""
-    return _instead(Settled, "without_lot", lambda letters: Settled(Lot(0), LotPlan(0, 0, 0, 0)))
+    return _instead(
+        Settled, "without_lot", lambda letters, progress: Settled(Lot(0), LotPlan(0, 0, 0, 0), frozenset(), progress)
+    )
 
 
 def first_message_of_a_queue_given_up_for_its_batch() -> AbstractContextManager[Any]:
     """With order per queue, when a batch fails, its first message counts as the one that failed."""
     accepted = QueueEngine._accepted
     return _instead(QueueEngine, "_accepted", lambda *given: 0 if (found := accepted(*given)) is None else found)
+
+
+def progress_before_the_outcome() -> AbstractContextManager[Any]:
+    """A task records the progress up to the end of the messages that it has, not of those that are decided."""
+    return _instead(Engine, "progress", property(lambda self: self._range._end))
+
+
+def progress_that_survives_a_seek() -> AbstractContextManager[Any]:
+    """A seek leaves the recorded progress as it is."""
+    return _instead(World, "_forget_progress", lambda self, queue: self.ledger.progress_forgotten(queue))
+
+
+def progress_of_an_older_epoch() -> AbstractContextManager[Any]:
+    """A task that has lost the lock records its progress in place of the next owner's."""
+    record = World.record_progress
+
+    def records(self: World, token: LockToken, progress: Progress) -> None:
+        if self.check(token):
+            record(self, token, progress)
+        else:
+            self.progress[token.queue] = progress
+
+    return _instead(World, "record_progress", records)
 
 
 BUGS: Final[tuple[Callable[[], AbstractContextManager[Any]], ...]] = (
@@ -158,4 +185,7 @@ BUGS: Final[tuple[Callable[[], AbstractContextManager[Any]], ...]] = (
     stop_that_unlocks_a_queue_in_flight,
     letters_of_a_queue_not_honoured,
     first_message_of_a_queue_given_up_for_its_batch,
+    progress_before_the_outcome,
+    progress_that_survives_a_seek,
+    progress_of_an_older_epoch,
 )

@@ -13,6 +13,7 @@ from unittest import mock
 from ordered_source.listener.engine_task import Settled
 from ordered_source.lot_planner import LotPlanner
 from orderedmq import parking as parking_lot
+from orderedmq.broker import Progress
 from orderedmq.listening import key_engine
 from orderedmq.listening.engine import Engine, KeyLane, Park
 from orderedmq.listening.key_engine import KeyEngine
@@ -51,12 +52,12 @@ def parked_after_the_commit() -> Iterator[None]:
 
 def keys_read_only_to_the_ranges_end() -> AbstractContextManager[Any]:
     """A task does not look for messages that an earlier attempt of its range has parked."""
-    return _instead(key_task, "Settled", lambda lot, plan, letters: Settled(Lot(plan.end), plan, letters))
+    return _instead(key_task, "Settled", lambda lot, plan, *more: Settled(Lot(plan.end), plan, *more))
 
 
 def letters_not_honoured() -> AbstractContextManager[Any]:
     """A task does not look for dead letters that an earlier attempt of its range has written."""
-    return _instead(key_task, "Settled", lambda lot, plan, letters: Settled(lot, plan))
+    return _instead(key_task, "Settled", lambda lot, plan, letters, progress: Settled(lot, plan, frozenset(), progress))
 
 
 def lot_not_committed_with_its_queue() -> AbstractContextManager[Any]:
@@ -224,12 +225,37 @@ def progress_before_what_is_parked() -> AbstractContextManager[Any]:
     """A message counts as decided before it is in the lot."""
     park = Engine._park
 
-    def passes(self: Engine) -> Park:
-        action = park(self)
+    def passes(self: Engine, now: float) -> Park:
+        action = park(self, now)
         self._decided(sorted(action.messages, key=lambda message: message._offset))
         return action
 
     return _instead(Engine, "_park", passes)
+
+
+def progress_without_the_lot() -> AbstractContextManager[Any]:
+    """The progress does not say which messages of the lot are decided, so a repeat gives them after newer ones of their keys."""
+    advance = Settled.advance
+
+    def forgets(self: Settled, offset: int) -> Progress | None:
+        progress = advance(self, offset)
+        return None if progress is None else progress._replace(lot=0)
+
+    return _instead(Settled, "advance", forgets)
+
+
+def parked_messages_below_the_progress_skipped() -> AbstractContextManager[Any]:
+    """A message of the lot counts as decided because its offset in the queue is below the progress."""
+    return _instead(Settled, "_is_decided", lambda self, offset, place: offset < self._progress.offset)
+
+
+def progress_that_goes_back() -> AbstractContextManager[Any]:
+    """A task records less than an earlier owner has recorded, because it has messages of the lot that are older."""
+
+    def goes_back(self: Settled, offset: int) -> Progress | None:
+        return None if self._is_behind else Progress(offset, max(self._plan.end, self._progress.lot))
+
+    return _instead(Settled, "advance", goes_back)
 
 
 KEY_BUGS: Final[tuple[Callable[[], AbstractContextManager[Any]], ...]] = (
@@ -256,4 +282,7 @@ KEY_BUGS: Final[tuple[Callable[[], AbstractContextManager[Any]], ...]] = (
     first_message_given_up_for_its_batch,
     progress_up_to_the_highest_message_that_is_done,
     progress_before_what_is_parked,
+    progress_without_the_lot,
+    parked_messages_below_the_progress_skipped,
+    progress_that_goes_back,
 )

@@ -1,4 +1,4 @@
-"""Judges listeners with order per key by the invariants K1 to K6, independently of the rules in the code.
+"""Judges listeners with order per key by the invariants K1 to K7, independently of the rules in the code.
 
 - K1: The first decisions of a key's messages (success, dead letter, dropped) are in offset order. Exception: an operator may drop
   a key's parked messages. Older messages of the key may be parked after that, and are decided later.
@@ -10,6 +10,8 @@
 - K5: Other keys continue while one is parked, and lots drain once their listeners accept (`Simulation._heal`).
 - K6: A message becomes a dead letter, or is parked because it failed, only if it has failed alone in this attempt or the listener has
   named it. The messages of its batch that were accepted do not fail with it.
+- K7: A message that was decided below a recorded progress is given to no listener again, unless somebody seeks (`Ledger`). A repeat that
+  leaves out an accepted message gives no older message of its key.
 
 After a seek, messages that are read again are decided again. From then on, K1 to K5 apply to these messages and to the parked
 messages that were kept. Messages that a seek skips or drops count as decided.
@@ -53,6 +55,8 @@ REACHED: Final = (
     "batch failed for an unknown message",
     "batch failed for a named message",
     "range committed",
+    "progress recorded",
+    "progress honoured",
     "seek with --parked keep",
     "seek with --parked drop",
     "lot ahead of its queue",
@@ -102,6 +106,7 @@ class KeyJudge:
         if not self.world.check(task.token):
             # The queue has another owner by now, so the results of this call will not be committed.
             return
+        task.called.update(offsets)
         lane = self.lane(queue, offsets[0])
         if any(self.lane(queue, one) != lane for one in offsets) or sorted(offsets) != list(offsets):
             self.world.fail(f"{task}: {offsets} were passed to the listener in one call")
@@ -111,8 +116,10 @@ class KeyJudge:
         if self.strict and offsets[0] <= best and batch != task.batch:
             self.world.fail(f"{task}: the listener gets {offsets[0]} of key {lane!r} after {best} has succeeded (K2)")
         behind = self.lots.entries.get(task.lot_token.queue, [])[task.lot.end :]
+        # A progress says that an earlier attempt has decided them, although they lie there until the group's offset passes them.
+        decided = self.world.ledger.finished.get(queue, ())
         for one in behind:
-            if one.command is None and one.lane == lane and one.offset <= offsets[-1]:
+            if one.command is None and one.lane == lane and one.offset <= offsets[-1] and one.offset not in decided:
                 self.world.fail(f"{task}: the listener gets {offsets} of key {lane!r}, but {one.offset} is parked (K4)")
         head = task.heads.get(lane)
         if head is None:
@@ -123,6 +130,13 @@ class KeyJudge:
             self.world.fail(
                 f"{task}: the listener gets {offsets} of key {lane!r} at {task.began}, but the key is due at {head.due} (K4)"
             )
+
+    def skipped(self, task: KeyTask, offset: int) -> None:
+        """Check a message that was accepted in an earlier attempt. Listeners got no older message of its key in this attempt."""
+        lane = self.lane(task.token.queue, offset)
+        older = [one for one in task.called if one < offset and self.lane(task.token.queue, one) == lane]
+        if older:
+            self.world.fail(f"{task}: {offset} of key {lane!r} was accepted before, and the listener got {older} after it (K7)")
 
     def returned(self, task: KeyTask, offsets: Sequence[int], ack_index: int, *, accepted: bool) -> None:
         """Record that a call has returned."""

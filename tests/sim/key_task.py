@@ -8,7 +8,7 @@ from random import Random
 from typing import Any, Final
 
 from ordered_source.columns import LotPlan
-from ordered_source.listener.engine_task import Settled
+from ordered_source.listener.engine_task import NO_PROGRESS, Settled
 from orderedmq.errors import StoreError
 from orderedmq.listening.engine import (
     Batch,
@@ -198,6 +198,7 @@ class KeyTask(Task):
         #: The status of each decided offset, and the offsets that were passed to the listener.
         self.outcomes: dict[int, str] = {}
         self.seen: set[int] = set()
+        self.called: set[int] = set()
         #: Messages that failed alone, or that the listener has named by ack_index.
         self.failed: set[int] = set()
         #: The last message of each key that this attempt has decided.
@@ -212,10 +213,13 @@ class KeyTask(Task):
         if lot.end < end:
             behind.add(lots.pull(parked, lot.end, end))
         self.settled = Settled(
-            behind, LotPlan(self.span.begin, lot.begin, lot.end, self.room), set(self.world.letters.get(self.token.queue, ()))
+            behind,
+            LotPlan(self.span.begin, lot.begin, lot.end, self.room),
+            set(self.world.letters.get(self.token.queue, ())),
+            self.world.progress.get(self.token.queue, NO_PROGRESS),
         )
-        self.behind = set(behind.places)
         view = self.settled.view()
+        self.behind = set(view.parked_offsets)
         reached["repeated after parking"] += bool(view.parked_in_range)
         reached["order carried out"] += planned.commanded
         if self.world.trace is not None:
@@ -229,7 +233,7 @@ class KeyTask(Task):
             lane = self.around.judge.lane(self.token.queue, one._offset)
             reached["lot in another order"] += one._offset < last.get(lane, -1)
             last[lane] = one._offset
-        messages = self._unsettled(messages)
+        messages = self._unsettled(messages, [one._rows[1] for one in messages])
         self.engine = KeyEngine(
             self.token.queue, self.settings, self.world.now, view._replace(planned=messages), self.span.begin
         )
@@ -265,6 +269,7 @@ class KeyTask(Task):
         for _ in range(random.randint(1, 10)):
             assert self.engine is not None
             now = self.world.now
+            self.record(random, self.engine, self.settled)
             if self.in_flight and random.random() < 0.4:
                 self._finish(random)
                 continue
@@ -312,14 +317,16 @@ class KeyTask(Task):
             )
             self.position = end
 
-    def _unsettled(self, messages: list[Message]) -> list[Message]:
-        """Return the messages that no earlier attempt has settled. Record the dead letters among the settled messages."""
-        left, settled = self.settled.divide(messages)
+    def _unsettled(self, messages: list[Message], places: Sequence[int] | None = None) -> list[Message]:
+        """Return the messages that no earlier attempt has settled. Record those that it has decided."""
+        left, settled = self.settled.divide(messages, places)
+        self.skips(settled)
         for one in settled:
-            if one.status == "DEAD_LETTER":
+            if one.status != "PARKED":
+                if one.status == "SUCCESS":
+                    self.around.judge.skipped(self, one.begin)
                 self.seen.add(one.begin)
                 self._decide(one.begin, one.status, earlier=True)
-                self.world.reached["dead letter honoured"] += 1
         return left
 
     def _finish(self, random: Random) -> None:
@@ -402,8 +409,13 @@ class KeyTask(Task):
             self.world.reached["passed over"] += one.status == "REPEATED"
             if one.status in ("PARKED", "REPEATED"):
                 self.outcomes[one.begin] = one.status
+                # A message that is passed over was decided in an earlier attempt.
+                change = self.world.ledger.accepts if one.status == "REPEATED" else self.world.ledger.undecided
+                change(self.token, [one.begin])
                 continue
             self._decide(one.begin, one.status)
+            if one.status == "SUCCESS":
+                self.world.ledger.accepts(self.token, [one.begin])
             self.world.reached["came back and succeeded"] += one.status == "SUCCESS" and one.begin in self.from_lot
 
     def _decide(self, offset: int, status: str, *, earlier: bool = False) -> None:

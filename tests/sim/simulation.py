@@ -220,7 +220,16 @@ class Simulation:
             # A quiet idle query has nothing to do, so draw once more.
             query = self._some(_can_step)
         if query is not None and (query.up or (not self.healing and self.random.random() < 0.4)):
+            if self.healing:
+                self._calm(query)
             query.step()
+
+    @staticmethod
+    def _calm(query: Query) -> None:
+        """Let the query's listeners accept every message."""
+        for task in query.tasks:
+            if isinstance(task, ListenerTask):
+                task.moody = False
 
     def _little_time(self) -> None:
         self.world.advance(self.random.randint(1, 40) * TICK)
@@ -493,9 +502,7 @@ class Simulation:
         for query in staying:
             query.quiet = False
             for _ in range(1000):
-                for task in query.tasks:
-                    if isinstance(task, ListenerTask):
-                        task.moody = False
+                self._calm(query)
                 if query.phase in ("running", "down"):
                     self.world.advance(1.0)
                 query.step()

@@ -6,11 +6,11 @@ from collections.abc import Collection, Sequence
 from random import Random
 from typing import Final
 
-from ordered_source.listener.engine_task import Settled
+from ordered_source.listener.engine_task import NO_PROGRESS, Settled
 from ordered_source.partition_reader import CHECK_INTERVAL
 from orderedmq.conditions import LockCondition
 from orderedmq.errors import LockError
-from orderedmq.listening.engine import CheckLock, Consume, Done, Message, Outcome, Pull, Suspend, WriteLetter
+from orderedmq.listening.engine import CheckLock, Consume, Done, Engine, Message, Outcome, Pull, Suspend, WriteLetter
 from orderedmq.listening.listener import Answer, ConsumeOrderlyContext, ConsumeOrderlyStatus
 from orderedmq.listening.queue_engine import OrderPerQueue, QueueEngine
 from orderedmq.model import OffsetRange
@@ -26,6 +26,8 @@ _ANSWERS: Final = (
     ConsumeOrderlyStatus.COMMIT,
     None,
 )
+#: The share of a task's actions before which it records its progress.
+RECORDED: Final = 0.1
 
 
 class Task:
@@ -85,6 +87,21 @@ class Task:
     def invariants(self) -> None:
         assert self.span.begin <= self.position <= self.span.end
 
+    def record(self, random: Random, engine: Engine, settled: Settled) -> None:
+        """Sometimes record the progress, as a task does after some seconds."""
+        progress = settled.advance(engine.progress)
+        if progress is not None and random.random() < RECORDED:
+            self.world.reached["progress recorded"] += 1
+            self.world.record_progress(self.token, progress)
+
+    def skips(self, settled: Sequence[Outcome]) -> None:
+        """Check the messages that the task does not give to the listener because an earlier attempt has decided them."""
+        for one in settled:
+            self.world.reached["dead letter honoured"] += one.status == "DEAD_LETTER"
+            if one.status == "SUCCESS":
+                self.world.reached["progress honoured"] += 1
+                self.world.ledger.skipped(self.token, one.begin)
+
     def keeps_progress(self, progress: int, decided: Collection[int]) -> None:
         """Fail if a listener's progress is above an undecided message. ``decided``: all other offsets that the task has read."""
         undecided = next((offset for offset in range(self.span.begin, self.position) if offset not in decided), self.position)
@@ -121,11 +138,18 @@ class ListenerTask(Task):
         #: The offsets of the last call, and whether the listener accepted them.
         self.last: tuple[list[int], bool] = ([], True)
         self.letters = set(self.world.letters.get(self.token.queue, ()))
-        self.settled = Settled.without_lot(self.letters)
+        self.settled = Settled.without_lot(self.letters, self.world.progress.get(self.token.queue, NO_PROGRESS))
+
+    def _note(self, outcomes: Sequence[Outcome]) -> None:
+        self.outcomes += outcomes
+        for one in outcomes:
+            if one.status in ("SUCCESS", "COMMIT"):
+                self.world.ledger.accepts(self.token, range(one.begin, one.end))
 
     def work(self, random: Random) -> None:
         for _ in range(random.randint(1, 8)):
             now = self.world.now
+            self.record(random, self.engine, self.settled)
             match self.engine.next(now):
                 case CheckLock():
                     self.engine.lock(self.world.check(self.token), now)
@@ -138,13 +162,13 @@ class ListenerTask(Task):
                     status, auto = self._answer(random, offsets[-1] + 1)
                     self.last = offsets, status in (ConsumeOrderlyStatus.SUCCESS, ConsumeOrderlyStatus.COMMIT)
                     answer = Answer(status, None, ConsumeOrderlyContext(self.token.queue, auto))
-                    self.outcomes += self.engine.consumed(batch, answer, now)
+                    self._note(self.engine.consumed(batch, answer, now))
                 case WriteLetter(letter):
                     if self.last != ([letter._offset], False):
                         self.world.fail(f"{self}: {letter._offset} is given up, but the last call was {self.last} (K6)")
                     if random.random() < 0.9 or not self.moody:
                         self.world.dead_letter(self.token, [letter._offset])
-                        self.outcomes += self.engine.dead_lettered()
+                        self._note(self.engine.dead_lettered())
                     else:
                         self.engine.refused(FULL, now)
                 case Suspend():
@@ -161,7 +185,7 @@ class ListenerTask(Task):
             messages, settled = self.settled.divide(
                 [Message(offset, None, None, offset - self.span.begin) for offset in range(self.position, end)]
             )
-            self.world.reached["dead letter honoured"] += len(settled)
+            self.skips(settled)
             self.outcomes += settled
             self.engine.add(messages)
             self.position = end

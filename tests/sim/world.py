@@ -7,12 +7,12 @@ of the rules. A contradiction raises a Violation when it happens.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from orderedmq.broker import QueueBounds, TopicInfo
+from orderedmq.broker import Progress, QueueBounds, TopicInfo
 from orderedmq.conditions import LockCondition
 from orderedmq.errors import LockError
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue, OffsetRange, is_parked
@@ -72,6 +72,8 @@ class World:
         self.group_offsets: dict[MessageQueue, int] = {}
         #: The offsets of each queue whose messages are dead letters.
         self.letters: dict[MessageQueue, set[int]] = {}
+        #: The recorded progress of the group's listener in each queue.
+        self.progress: dict[MessageQueue, Progress] = {}
         self.group_members: dict[str, Member] = {}
         self.numbers = 0
         self.changes = 0
@@ -150,6 +152,7 @@ class World:
             self.ledger.sought(queue, offset)
             self.group_offsets[queue] = offset
             self.letters[queue] = {one for one in self.letters.get(queue, ()) if one < offset}
+            self._forget_progress(queue)
             if queue in self.locks:
                 self._put(queue, rules.sought(self._number(), self.instant()))
                 self.highest[queue] = self.locks[queue].epoch
@@ -164,11 +167,29 @@ class World:
         self.accepted(token)
         self.letters.setdefault(token.queue, set()).update(offsets)
 
+    def _forget_progress(self, queue: MessageQueue) -> None:
+        self.progress.pop(queue, None)
+        self.ledger.progress_forgotten(queue)
+
+    def record_progress(self, token: LockToken, progress: Progress) -> None:
+        """Do what `Groups.record_progress` promises."""
+        self.require_current(token)
+        self.accepted(token)
+        self.progress[token.queue] = progress
+        waiting = self.lots.messages(token.queue) if self.lots is not None else []
+        self.ledger.progress_recorded(
+            token.queue, progress.offset, {one.offset for one in waiting if one.place >= progress.lot}
+        )
+
     def listening(self, token: LockToken, offsets: Iterable[int]) -> None:
-        """A listener is called with messages. Fail if one of them is a dead letter and the queue's lock is still valid."""
-        found = self.letters.get(token.queue, set()).intersection(offsets)
-        if found and self.check(token):
-            self.fail(f"{token.queue}: {sorted(found)} are dead letters, but a listener got them again")
+        """A listener is called with messages. Fail if one of them must not come again and the queue's lock is still valid."""
+        if not self.check(token):
+            return
+        offsets = list(offsets)
+        for what, found in (("dead letters", self.letters), ("below a recorded progress (K7)", self.ledger.finished)):
+            if again := found.get(token.queue, set()).intersection(offsets):
+                self.fail(f"{token.queue}: {sorted(again)} are {what}, but a listener got them again")
+        self.ledger.undecided(token, offsets)
 
     def release(self, queue: MessageQueue) -> None:
         """Do what ``lock release --force`` does."""
@@ -362,6 +383,9 @@ class Ledger:
         self.seen: dict[MessageQueue, int] = dict.fromkeys(world.queues, 0)
         #: Messages that come out under this epoch or an earlier one were planned before the last seek.
         self.before_seek: dict[MessageQueue, int] = {}
+        #: The messages whose last outcome since the last seek is that a listener accepted them, and those that were below a progress then.
+        self.accepted: dict[MessageQueue, set[int]] = {}
+        self.finished: dict[MessageQueue, set[int]] = {}
         #: Whether a task works on a queue under a token.
         self.at_work: Callable[[LockToken], bool] = lambda token: False
         self.repeats = 0
@@ -388,6 +412,30 @@ class Ledger:
         if begin > self.seen[queue]:
             self.world.fail(f"{queue}: the listener gets {begin} before {self.seen[queue]}")
         self.seen[queue] = max(end, self.seen[queue])
+
+    def accepts(self, token: LockToken, offsets: Iterable[int]) -> None:
+        """A listener has accepted messages. What it does after its lock was lost does not count."""
+        if self.world.check(token):
+            self.accepted.setdefault(token.queue, set()).update(offsets)
+
+    def undecided(self, token: LockToken, offsets: Iterable[int]) -> None:
+        """A listener gets messages again, or they are parked, in a repeat of a range."""
+        if self.world.check(token):
+            self.accepted.get(token.queue, set()).difference_update(offsets)
+
+    def skipped(self, token: LockToken, offset: int) -> None:
+        """A task does not give a message to the listener because of the progress. Fail if no listener has accepted the message."""
+        if self.world.check(token) and offset not in self.accepted.get(token.queue, ()):
+            self.world.fail(f"{token.queue}: {offset} is skipped, but no listener has accepted it since the last seek (K7)")
+
+    def progress_recorded(self, queue: MessageQueue, offset: int, parked: Collection[int]) -> None:
+        """Record that all messages below ``offset`` are decided, except those that are ``parked``."""
+        below = {one for one in self.accepted.get(queue, ()) if one < offset}
+        self.finished.setdefault(queue, set()).update(below.difference(parked))
+
+    def progress_forgotten(self, queue: MessageQueue) -> None:
+        self.accepted.pop(queue, None)
+        self.finished.pop(queue, None)
 
     def out(self, query: str, token: LockToken, span: OffsetRange) -> None:
         """Messages came out. Fail if one comes out before its predecessor or, if ``exact``, a second time."""

@@ -111,7 +111,7 @@ def test_both_ranges_are_registered_before_a_row_is_read(rig: Rig, monkeypatch: 
     monkeypatch.setattr(EmbeddedOutbox, "register", lambda self, *what: told.append(what))
 
     class Task:
-        getLocalProperty = None
+        getLocalProperty = taskAttemptId = staticmethod(lambda: None)
 
     monkeypatch.setattr(TaskContext, "get", Task)
     monkeypatch.setattr(partition_reader, "run_of", lambda get: SourceRun("q", 7, "r"))

@@ -51,9 +51,9 @@ def test_a_context_comes_back_from_its_text(
 
 
 def test_the_text_names_its_fields_and_has_no_key_of_an_account() -> None:
-    text = ReadContext.of(ACCOUNT, "id", TOKEN, LotPlan(1, 2, 3, 4)).to_text()
+    text = ReadContext.of(ACCOUNT, "id", TOKEN, LotPlan(1, 2, 3, 4), 5).to_text()
     assert json.loads(text) == {
-        "version": 1,
+        "version": 2,
         "epoch": 7,
         "group": "g",
         "client_id": "client",
@@ -61,6 +61,7 @@ def test_the_text_names_its_fields_and_has_no_key_of_an_account() -> None:
         "endpoint": {"namesrv_addr": "ns:9876"},
         "account": True,
         "lot": {"q_begin": 1, "begin": 2, "end": 3, "capacity": 4},
+        "attempt": 5,
     }
 
 
@@ -96,8 +97,8 @@ def test_a_text_that_the_source_did_not_write_is_refused(text: str) -> None:
 
 
 def test_a_text_of_another_version_says_so() -> None:
-    with pytest.raises(LockError, match=r"LOCK\.MALFORMED.*has version 2.*reads 1.*the same version of orderedmq"):
-        ReadContext.from_text(json.dumps({**SOUND, "version": 2, "more": 1}))
+    with pytest.raises(LockError, match=r"LOCK\.MALFORMED.*has version 3.*reads 2.*the same version of orderedmq"):
+        ReadContext.from_text(json.dumps({**SOUND, "version": 3, "more": 1}))
 
 
 def test_a_source_with_an_account_needs_its_keys_at_the_listener_too() -> None:
