@@ -67,11 +67,17 @@ def queue_row(queue_state: GroupQueue, lot: Lot | None = None) -> dict[str, Any]
         "offset": queue_state.offset,
         "end": queue_state.end,
         "lag": queue_state.lag,
+        "progress": queue_state.progress,
         "parked": 0 if lot is None else lot.messages,
         "parked_keys": 0 if lot is None else len(lot.keys),
         "parked_due_in": None if wait is None else round(wait, 3),
         **owner_fields(queue_state.lock),
     }
+
+
+def progress_columns(rows: Sequence[Mapping[str, Any]]) -> tuple[Column, ...]:
+    """Return the column for the progress of running micro-batches, or no column if none is recorded."""
+    return (Column("progress", "done", number, right=True),) if any(row.get("progress") for row in rows) else ()
 
 
 def parked_columns(rows: Sequence[Mapping[str, Any]]) -> tuple[Column, ...]:
@@ -167,6 +173,7 @@ def describe(shell: Shell, group: Group) -> None:
     columns = (
         *queue_names.columns(queues),
         *OFFSET_COLUMNS,
+        *progress_columns(queues),
         *parked_columns(queues),
         *owner_columns(short),
     )

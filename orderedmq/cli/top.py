@@ -14,7 +14,7 @@ import typer
 
 from orderedmq.broker import Broker
 from orderedmq.cli import queue_names
-from orderedmq.cli.groups import OFFSET_COLUMNS, owner_columns, parked_columns, queue_row
+from orderedmq.cli.groups import OFFSET_COLUMNS, owner_columns, parked_columns, progress_columns, queue_row
 from orderedmq.cli.shell import Column, Shell, command, commands, console, table
 from orderedmq.conditions import OptionCondition
 from orderedmq.errors import GroupError, OptionError
@@ -39,7 +39,8 @@ _RATE: Final = Column("rate", "msg/s", number, right=True)
 
 def _columns(rows: Sequence[Row]) -> tuple[Column, ...]:
     owners = owner_columns(short_names(owners_of(rows)))
-    columns = (Column("group", "group"), *queue_names.columns(rows), *OFFSET_COLUMNS, *parked_columns(rows), _RATE, *owners)
+    figures = (*OFFSET_COLUMNS, *progress_columns(rows), *parked_columns(rows), _RATE)
+    columns = (Column("group", "group"), *queue_names.columns(rows), *figures, *owners)
     # Each queue has one line, so that the number of lines is known.
     return tuple(column._replace(cut=not column.right) for column in columns)
 
@@ -64,7 +65,8 @@ def top(
     """Watch the queues of consumer groups: offset, lag, speed, owner. Press q or Ctrl-C to end.
 
     The speed is the number of committed messages per second, averaged over the last 10 seconds because each micro-batch commits many
-    messages at once. If the window is too small for all queues, it shows the queues with the greatest lag.
+    messages at once. While a listener has been at work for longer than 5 seconds, "done" is how many messages of the lag it is done with.
+    If the window is too small for all queues, it shows the queues with the greatest lag.
     """
     if group is not None:
         check_group(group)

@@ -26,7 +26,8 @@ RATE_WINDOW: Final = 10.0
 class GroupQueue:
     """A group's state in one queue. ``offset`` None: the group has not committed. ``lock`` None: the queue has no owner.
 
-    ``begin``: the offset of the queue's first message. ``gone``: unprocessed messages that retention has deleted.
+    ``begin``: the offset of the queue's first message. ``gone``: unprocessed messages that retention has deleted. ``progress``: how many of
+    the messages that ``lag`` counts the listener of the running micro-batch is done with.
     """
 
     group: str
@@ -36,6 +37,7 @@ class GroupQueue:
     end: int
     lag: int
     lock: LockInfo | None
+    progress: int = 0
 
     @property
     def gone(self) -> int:
@@ -53,6 +55,7 @@ def group_queues(broker: Broker, group: str, also: Iterable[MessageQueue] = ()) 
     The group's parking lots are left out, because a lot is shown with the queue whose messages it contains (`tools.parked`).
     """
     offsets = own_offsets(broker, group)
+    progress = broker.admin.group_progress(group)
     locks = {lock.queue: lock for lock in broker.admin.locks(group)}
     bounds = broker.log.bounds(sorted(offsets.keys() | locks.keys() | set(also)))
     states = []
@@ -61,9 +64,9 @@ def group_queues(broker: Broker, group: str, also: Iterable[MessageQueue] = ()) 
         # Messages that retention has deleted do not count as lag, because they can no longer be processed.
         following = max(at.min_offset if offset is None else offset, at.min_offset)
         owner_lock = lock if lock is not None and lock.held else None
-        states.append(
-            GroupQueue(group, queue, offset, at.min_offset, at.max_offset, max(0, at.max_offset - following), owner_lock)
-        )
+        lag = max(0, at.max_offset - following)
+        done = min(max(0, progress.get(queue, 0) - following), lag)
+        states.append(GroupQueue(group, queue, offset, at.min_offset, at.max_offset, lag, owner_lock, done))
     return states
 
 

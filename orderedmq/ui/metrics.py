@@ -267,6 +267,11 @@ _OLDEST: Final = MetricKind(
     "Time since the oldest parked message was stored in its original queue.",
 )
 _LAG: Final = MetricKind("orderedmq_group_lag_messages", _QUEUE, "Messages that the group has not processed yet.")
+_PROGRESS: Final = MetricKind(
+    "orderedmq_group_progress_messages",
+    _QUEUE,
+    "Messages of the lag that the listener of the running micro-batch is done with.",
+)
 _LAG_SECONDS: Final = MetricKind(
     "orderedmq_group_lag_seconds",
     _QUEUE,
@@ -297,7 +302,7 @@ _LOCK: Final = MetricKind(
 METRICS: Final = (
     *(UP, FAILURES, LOOK_SECONDS, LOOK_TIME),
     *(_MEMBERS, _HANDOVERS, _LETTERS, _WAITING, _PARKED, _KEYS, _HELD, _OLDEST),
-    *(_LAG, _LAG_SECONDS, _NEXT, _COMMIT, _HORIZON, _DELETED, _LOCK),
+    *(_LAG, _PROGRESS, _LAG_SECONDS, _NEXT, _COMMIT, _HORIZON, _DELETED, _LOCK),
 )
 
 
@@ -338,6 +343,7 @@ def _of_queues(group: GroupNow, look: BrokerNow, now: float) -> Iterator[tuple[M
         state, queue = queue_now.state, queue_now.queue
         labels = _labels(group.name, queue)
         yield _LAG, MetricSample(labels, state.lag)
+        yield _PROGRESS, MetricSample(labels, state.progress)
         yield _DELETED, MetricSample(labels, state.gone)
         stored = look.stored.get((group.name, queue)) if state.lag else None
         if stored is not None or not state.lag:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from orderedmq.broker import LockInfo, MemberInfo
+from orderedmq.broker import LockInfo, MemberInfo, Progress
 from orderedmq.connections import reach
 from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.endpoint import Endpoint
@@ -27,7 +27,7 @@ from orderedmq.ui.metrics import BrokerCollector, Reached, exporter_app, samples
 from orderedmq.ui.server import listen, server
 from orderedmq.ui.shared_look import SharedLook
 from orderedmq.ui.watches import BrokerNow, GroupNow, QueueNow, StoreTimes, Watches
-from tests.contract.support import FakeClock
+from tests.contract.support import FakeClock, locked
 from tests.ui_site import GROUP, Served, Shop, rows, served
 from tests.waits import until
 
@@ -79,6 +79,22 @@ def test_samples_have_the_lag_and_the_retention_horizon_of_each_queue() -> None:
     assert told(look, NOW + 1000)["orderedmq_group_retention_horizon_seconds"] == {a: -500}
     # With a broker whose clock is ahead, the lag is 0, not negative.
     assert told(look, NOW - 200)["orderedmq_group_lag_seconds"][a] == 0
+
+
+def test_progress_counts_until_the_group_has_passed_it(path: Path) -> None:
+    with EmbeddedBroker(path, clock=FakeClock()) as broker:
+        broker.admin.create_topic("orders", 1)
+        broker.log.append({A: rows([b"x"] * 10, *[None] * 10)})
+        [token] = locked(broker, "g", broker.groups.join("q"), [A])
+        broker.groups.record_progress(token, Progress(7), "consume_orderly books.book")
+        counts = []
+        for offset in (0, 4, 7, 9):
+            broker.groups.commit({token: offset})
+            look = BrokerNow(NOW, [group(*group_queues(broker, "g"))], {}, {}, {})
+            metrics = told(look, NOW)
+            figures = (metrics[f"orderedmq_group_{name}_messages"] for name in ("lag", "progress"))
+            counts.append([value for figure in figures for value in figure.values()])
+        assert counts == [[10, 7], [6, 3], [3, 0], [1, 0]]
 
 
 def test_members_hand_overs_letters_and_parked_keys_are_counted() -> None:

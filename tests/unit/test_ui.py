@@ -21,7 +21,7 @@ import pytest
 from typer.testing import CliRunner
 
 import orderedmq
-from orderedmq.broker import LockInfo, TopicInfo
+from orderedmq.broker import LockInfo, Progress, TopicInfo
 from orderedmq.cli import app
 from orderedmq.conditions import UnavailableCondition
 from orderedmq.errors import RocketMQUnavailableError
@@ -76,6 +76,11 @@ def test_the_first_page_has_lag_owners_parked_messages_and_dead_letters(shop: Sh
     assert "billing : 1 parked message of 1 key" in said
     assert "billing 22 orders/1 (6) orders 4 1 owns 4 1 1 of 1" in said
     assert "dlq-replay" not in said
+
+
+def test_the_progress_of_a_long_micro_batch_is_shown_with_the_lag(shop: Shop, site: Served) -> None:
+    shop.broker.groups.record_progress(shop.token(0), Progress(5), "consume_orderly books.book")
+    assert "4 3 done" in site.get("/groups/billing").words
 
 
 def test_a_queue_without_an_owner_and_messages_that_retention_deleted_are_named(shop: Shop, site: Served) -> None:

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pytest
 
 import orderedmq
-from orderedmq.broker import Broker
+from orderedmq.broker import Broker, Progress
 from orderedmq.cli.top import _view
 from orderedmq.errors import OptionError
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue
@@ -526,8 +526,13 @@ def test_top_without_a_terminal_looks_once(run: Run, text: Run, broker: Broker) 
     first, second = broker.log.queues("a")
     commit(broker, "h", {second: 3})
     client = broker.groups.join("query")
-    broker.groups.commit(dict.fromkeys(take(broker, "g", client, first), 1))
+    tokens = take(broker, "g", client, first)
+    broker.groups.commit(dict.fromkeys(tokens, 1))
+    assert "done" not in text("top")
+    broker.groups.record_progress(tokens[0], Progress(2), "consume_orderly books.book")
+    assert "done" in text("top")
     rows = run("top")
+    assert [row["progress"] for row in rows] == [1, 0]
     assert [
         (row["group"], row["queue_id"], row["offset"], row["lag"], row["owner"], row["alive"], row["rate"]) for row in rows
     ] == [
