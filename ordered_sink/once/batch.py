@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Final
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ordered_sink.once.rule import POSITION_COLUMNS, QUEUE_COLUMNS, Position, Positions, merged, missing, queues_of
+from ordered_sink.once.rule import POSITION_COLUMNS, Position, Positions, merged, missing, queues_of
 from ordered_sink.once.targets import Part, Target, append
 from orderedmq.conditions import OptionCondition, SchemaCondition
 from orderedmq.errors import OptionError, SchemaError
@@ -19,18 +20,6 @@ from orderedmq.spark_support import concise
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-#: What a task tells about each queue of a piece of its rows: the position after it, if the table lacks any of them, and their number.
-_SUMMARY: Final = pa.schema(
-    [
-        ("topic", pa.string()),
-        ("broker_name", pa.string()),
-        ("queue_id", pa.int32()),
-        ("next", pa.int64()),
-        ("stored", pa.int64()),
-        ("left_out", pa.int64()),
-    ]
-)
-_SUMMARY_TYPES: Final = "topic string, broker_name string, queue_id int, next bigint, stored bigint, left_out bigint"
 #: In how many parts the rows go through the driver. Each part is a job of Spark.
 _PARTS: Final = 8
 _TYPES: Final = dict(zip(POSITION_COLUMNS, ("string", "string", "int", "bigint", "timestamp"), strict=True))
@@ -75,14 +64,13 @@ class Once:
             if name not in types:
                 raise SchemaError(
                     SchemaCondition.MISSING_COLUMN,
-                    f"{self.target.name} needs the column {name!r} of the source to have each message once, but the rows have only "
+                    f"{self.target.name} needs the source's column {name!r} to have each message once, but the rows have only "
                     f"{', '.join(types)}. Select it too; columns=[] keeps it out of the table",
                 )
             if types[name] != expected:
                 raise SchemaError(
                     SchemaCondition.WRONG_TYPE,
-                    f"{self.target.name} needs the column {name!r} as the source returns it, {expected}, but it is {types[name]}. Cast it in "
-                    "shape",
+                    f"{self.target.name} needs the column {name!r} as the source returns it, {expected}, but it is {types[name]}",
                 )
         if "ticket" in types:
             raise OptionError(
@@ -107,24 +95,27 @@ class _Batch:
         return self._shaped(self._rows).limit(0).toArrow().schema
 
     def missing(self, positions: Positions) -> Part:
-        positioned = self._rows.select(*POSITION_COLUMNS)
+        summaries = self._rows.select(*POSITION_COLUMNS).mapInArrow(partial(_summary, positions), "summary string").toArrow()
         queues, moved, left_out = set[MessageQueue](), list[Positions](), 0
-        for summary in positioned.mapInArrow(partial(_summary, positions), _SUMMARY_TYPES).toArrow().to_pylist():
-            queue = MessageQueue(*(summary[name] for name in QUEUE_COLUMNS))
-            queues.add(queue)
+        for text in summaries["summary"].to_pylist():
+            summary = json.loads(text)
+            queues.update(MessageQueue(*queue) for queue in summary["queues"])
+            moved.append({MessageQueue(*queue): Position(*at) for queue, at in summary["moved"]})
             left_out += summary["left_out"]
-            if summary["next"] is not None:
-                moved.append({queue: Position(summary["next"], summary["stored"])})
         rows = self._rows.mapInArrow(partial(_missing, positions), self._rows.schema) if left_out else self._rows
         return Part(pa.RecordBatchReader.from_batches(self.schema, self._pulled(self._shaped(rows))), merged(moved), queues)
 
     def _pulled(self, rows: DataFrame) -> Iterator[pa.RecordBatch]:
-        """Yield rows. The driver has one part of them at a time."""
+        """Yield the rows of each part as one batch, because deltalake changes the order of batches. The driver has one part at a time."""
+        part: list[pa.RecordBatch] = []
         try:
             for row in rows.coalesce(_PARTS).mapInArrow(_pieces, "piece binary").toLocalIterator():
-                with pa.ipc.open_stream(row.piece) as piece:
-                    for batch in piece:
-                        yield from pa.Table.from_batches([batch]).cast(self.schema).to_batches()
+                if row.piece is not None:
+                    with pa.ipc.open_stream(row.piece) as piece:
+                        part += piece
+                else:
+                    yield from pa.Table.from_batches(part).cast(self.schema).combine_chunks().to_batches()
+                    part.clear()
         except Exception as error:
             self.failure = error
             raise
@@ -134,12 +125,12 @@ class _Batch:
 
 
 def _summary(positions: Positions, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield for each batch its queues, the positions after it, and how many of its rows the table has."""
     for batch in batches:
         mask, moved = missing(batch, positions)
         left_out = batch.num_rows - (pc.sum(mask).as_py() or 0)
-        for queue in queues_of(batch):
-            at = moved[queue]._asdict() if queue in moved else {}
-            yield pa.RecordBatch.from_pylist([{**queue._asdict(), **at, "left_out": left_out}], _SUMMARY)
+        summary = {"queues": queues_of(batch), "moved": list(moved.items()), "left_out": left_out}
+        yield pa.record_batch({"summary": [json.dumps(summary)]})
 
 
 def _missing(positions: Positions, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -148,9 +139,13 @@ def _missing(positions: Positions, batches: Iterator[pa.RecordBatch]) -> Iterato
 
 
 def _pieces(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield each batch as the bytes of an Arrow stream, so that Spark hands it to the driver as one value."""
+    """Yield each batch as the bytes of an Arrow stream, so that Spark hands it to the driver as one value, and null after the last one."""
+    piece = None
     for batch in batches:
         stream = pa.BufferOutputStream()
         with pa.ipc.new_stream(stream, batch.schema) as writer:
             writer.write_batch(batch)
-        yield pa.record_batch({"piece": pa.array([stream.getvalue().to_pybytes()], pa.binary())})
+        piece = stream.getvalue().to_pybytes()
+        yield pa.record_batch({"piece": pa.array([piece], pa.binary())})
+    if piece is not None:
+        yield pa.record_batch({"piece": pa.nulls(1, pa.binary())})

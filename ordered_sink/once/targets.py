@@ -6,7 +6,7 @@ position has changed since it was read. Then the loop reads the positions again,
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final, NamedTuple, Protocol
 
 import pyarrow as pa
@@ -24,13 +24,8 @@ class Conflict(Exception):
     """The table has changed since its positions were read, and nothing was appended."""
 
 
-class Append(Protocol):
-    """Appends the rows and sets the positions ``moved``, in one commit.
-
-    Raises Conflict if one of these positions has changed since `Target.read`.
-    """
-
-    def __call__(self, rows: pa.RecordBatchReader, moved: Positions) -> None: ...
+#: Appends the rows and sets the positions, in one commit. Raises Conflict if one of these positions has changed since `Target.read`.
+Append = Callable[[pa.RecordBatchReader, Positions], None]
 
 
 class Target(Protocol):

@@ -8,6 +8,7 @@ import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import duckdb
@@ -22,10 +23,11 @@ from pyiceberg.table.metadata import TableMetadataV2
 
 from ordered_sink import once
 from ordered_sink.once.batch import Once
-from ordered_sink.once.rule import Position, Positions, merged, missing
+from ordered_sink.once.rule import Position, Positions, missing
 from ordered_sink.once.targets import Append, Conflict, Part, Target, append
-from orderedmq.errors import OptionError, SchemaError, SinkError
+from orderedmq.errors import OptionError, OrderedMQError, SchemaError, SinkError
 from orderedmq.model import MessageQueue
+from tests.live.faults.once_tables import TableBatch
 
 FIRST, SECOND = MessageQueue("in", "b", 0), MessageQueue("in", "b", 1)
 SCHEMA = pa.schema(
@@ -46,21 +48,19 @@ def rows(queue: MessageQueue, begin: int, end: int, stored: int = 1000) -> pa.Re
     )
 
 
-class Batch:
-    """A micro-batch without Spark, by the same rule. ``meanwhile`` is called once, between the look at the table and the commit."""
+class Batch(TableBatch):
+    """A micro-batch without Spark. ``meanwhile`` is called once, between the look at the table and the commit."""
 
     def __init__(self, *batches: pa.RecordBatch, meanwhile: Callable[[], None] | None = None) -> None:
-        self.batches = batches
-        self.schema = batches[0].schema
+        super().__init__(batches, batches[0].schema.names)
         self._meanwhile = meanwhile
 
     def missing(self, positions: Positions) -> Part:
-        parts = [missing(batch, positions) for batch in self.batches]
+        part = super().missing(positions)
         if self._meanwhile is not None:
             meanwhile, self._meanwhile = self._meanwhile, None
             meanwhile()
-        lacking = [batch.filter(mask) for batch, (mask, _) in zip(self.batches, parts, strict=True)]
-        return self.part(lacking, merged(moved for _, moved in parts))
+        return part
 
     def part(self, rows: Iterable[pa.RecordBatch], moved: Positions) -> Part:
         return Part(pa.RecordBatchReader.from_batches(self.schema, rows), moved, {FIRST, SECOND})
@@ -206,6 +206,11 @@ def test_a_repeat_adds_only_what_the_table_lacks(table: Table) -> None:
     table.append(rows(FIRST, 3, 8))
     assert sorted(table.read()) == [*whole(8), *whole(2, SECOND)]
     assert table.positions() == {FIRST: Position(8, 1007), SECOND: Position(2, 1001)}
+
+
+def test_the_rows_of_a_queue_are_appended_in_order(table: Table) -> None:
+    table.append(*(rows(FIRST, begin, begin + 10) for begin in range(0, 120, 10)))
+    assert table.read() == whole(120)
 
 
 def test_a_writer_that_was_overtaken_looks_again(table: Table) -> None:
@@ -389,6 +394,28 @@ def test_what_cannot_record_positions_is_refused(call: Callable[[Path], Any], co
     with pytest.raises(OptionError) as error:
         call(tmp_path)
     assert error.value.condition == condition
+
+
+SOURCE = [("topic", "string"), ("broker_name", "string"), ("queue_id", "int"), ("queue_offset", "bigint")]
+STORED = ("store_timestamp", "timestamp")
+
+
+@pytest.mark.parametrize(
+    ("types", "condition"),
+    [
+        (SOURCE, "ORDEREDMQ_SCHEMA.MISSING_COLUMN"),
+        ([*SOURCE, ("store_timestamp", "date")], "ORDEREDMQ_SCHEMA.WRONG_TYPE"),
+        ([*SOURCE, STORED, ("ticket", "struct<place:bigint>")], "ORDEREDMQ_OPTION.UNSUPPORTED"),
+    ],
+)
+def test_rows_without_their_position_are_refused_before_they_are_read(
+    types: list[tuple[str, str]], condition: str, tmp_path: Path
+) -> None:
+    rows: Any = SimpleNamespace(dtypes=types)
+    with pytest.raises(OrderedMQError) as error:
+        once.delta(tmp_path / "payments")(rows, 0)
+    assert error.value.condition == condition
+    assert not (tmp_path / "payments").exists()
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import random
 import re
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import pyarrow as pa
@@ -18,24 +18,31 @@ import pyarrow as pa
 from orderedmq.model import MessageQueue
 from tests.live.faults.drivers import JVM, RUNNER, WORKER, Driver
 from tests.live.faults.key_storm import StormWorld
+from tests.live.faults.once_loop import LoopDriver
 from tests.live.faults.once_tables import Tables
 from tests.waits import until
 
 EVERYTHING: Final = ("tests.live.faults.job", JVM, RUNNER, WORKER)
-#: Messages that are appended at once, and with which a query is busy for several micro-batches.
-_MESSAGES: Final = 400
+#: Messages that are appended at once, for two micro-batches.
+_MESSAGES: Final = 120
 
 
 class OnceStorm:
-    """``expire``: makes the locks of paused queries older than their life."""
+    """``expire``: makes the locks of paused queries older than their life. ``driver``: a process with a query, with or without Spark."""
 
-    def __init__(self, world: StormWorld, database: str | None, expire: Callable[[], None]) -> None:
-        self._world, self._database, self._expire = world, database, expire
+    def __init__(
+        self,
+        world: StormWorld,
+        database: str | None,
+        expire: Callable[[], None],
+        driver: type[Driver] | type[LoopDriver] = Driver,
+    ) -> None:
+        self._world, self._database, self._expire, self._kind = world, database, expire, driver
         self._tables = Tables(world.folder / "tables", database)
         self._tables.create()
-        self._drivers: list[Driver] = []
+        self._drivers: list[Driver | LoopDriver] = []
         #: A driver without a query, which takes the place of the next one that is killed.
-        self._spare: Driver | None = None
+        self._spare: Driver | LoopDriver | None = None
         self.counts: Counter[str] = Counter()
 
     def run(self, *, kills: int, take_overs: int, pauses: int) -> None:
@@ -48,14 +55,14 @@ class OnceStorm:
             self._spare = self._driver()
             for member in (0, 1):
                 self._start(member)
-            until(lambda: len(self._owners()) == 2, "both queries own queues", 120)
+            until(lambda: len(self._owners()) == 2, "both queries own queues", 300)
             for step in steps:
+                self._restart_failed((0, 1))
                 self._produce()
                 # Any moment of a micro-batch.
                 time.sleep(draw.random() * 2)
                 step(draw.randrange(2))
-                self._restart_failed()
-            until(self._done, "all messages are processed", 300)
+            until(lambda: self._processed(self._ends(), 0, 1), "all messages are processed", 300)
             for driver in self._drivers:
                 driver.stop()
         finally:
@@ -65,12 +72,11 @@ class OnceStorm:
 
     def judge(self) -> None:
         """Assert that each table has each message once, those of a queue in their order."""
-        bounds = self._world.broker.log.bounds(self._world.queues)
-        expected = [(f"{queue.broker_name}", queue.queue_id, at.max_offset) for queue, at in bounds.items()]
+        ends = {queue.queue_id: end for queue, end in self._ends().items()}
         for name, queues in self._tables.appended().items():
-            for _, queue_id, end in expected:
+            for queue_id, end in ends.items():
                 assert queues.get(queue_id, []) == list(range(end)), f"{name}, queue {queue_id}, {self.counts}"
-        print(f"\n{dict(self.counts)}, {sum(end for *_, end in expected)} messages")
+        print(f"\n{dict(self.counts)}, {sum(ends.values())} messages")
 
     # -- steps ---------------------------------------------------------------------------------------------------------------
 
@@ -85,7 +91,7 @@ class OnceStorm:
         self._replace(member)
         self._produce()
         target = self._ends()
-        until(lambda: self._processed(target), "the other query processes all queues", 120)
+        until(lambda: self._processed(target, 1 - member), "the other query processes all queues", 300)
         self._start(member)
         self.counts["take-overs"] += 1
 
@@ -95,8 +101,8 @@ class OnceStorm:
         try:
             self._expire()
             # A process that is stopped inside a write transaction blocks the other query, which then gets the queues later.
-            target, deadline = self._ends(), time.monotonic() + 15
-            while not (overtaken := self._processed(target)) and time.monotonic() < deadline:
+            target, deadline = self._ends(), time.monotonic() + 60
+            while not (overtaken := self._processed(target, 1 - member)) and time.monotonic() < deadline:
                 time.sleep(0.2)
         finally:
             driver.resume()
@@ -104,8 +110,8 @@ class OnceStorm:
 
     # -- queries -------------------------------------------------------------------------------------------------------------
 
-    def _driver(self) -> Driver:
-        return Driver(self._world.folder / f"driver-{time.monotonic_ns()}")
+    def _driver(self) -> Driver | LoopDriver:
+        return self._kind(self._world.folder / f"driver-{time.monotonic_ns()}")
 
     def _replace(self, member: int) -> None:
         self._drivers[member].close()
@@ -113,15 +119,15 @@ class OnceStorm:
         self._drivers[member], self._spare = self._spare, self._driver()
 
     def _start(self, member: int) -> None:
-        source = {"assignment": "shared", "maxOffsetsPerTrigger": _MESSAGES // 4}
+        source = {"assignment": "shared", "maxOffsetsPerTrigger": _MESSAGES // 2}
         target = {} if self._database is None else {"database": self._database}
         sink = f"once:{self._world.folder / 'tables'}"
         self._drivers[member].start(**self._world.spec(f"ck-{member}", sink=sink, source=source, target=target))
 
-    def _restart_failed(self) -> None:
+    def _restart_failed(self, members: Iterable[int]) -> None:
         """Restart failed queries, as their users do: a query that was paused for too long has lost its locks."""
-        for member, driver in enumerate(self._drivers):
-            state = driver.state()
+        for member in members:
+            state = self._drivers[member].state()
             if not state["active"]:
                 # Not because a table refused the rows. A busy machine may make Spark fail.
                 assert not re.search(r"ORDEREDMQ_(?!LOCK|GROUP)", state["failure"] or ""), state
@@ -139,14 +145,11 @@ class OnceStorm:
     def _ends(self) -> dict[MessageQueue, int]:
         return {queue: at.max_offset for queue, at in self._world.broker.log.bounds(self._world.queues).items()}
 
-    def _processed(self, ends: dict[MessageQueue, int]) -> bool:
-        """Whether the group has processed all queues up to ``ends``."""
+    def _processed(self, ends: dict[MessageQueue, int], *members: int) -> bool:
+        """Whether the group has processed all queues up to ``ends``. The members that have failed are restarted."""
+        self._restart_failed(members)
         offsets = self._world.broker.groups.offsets(self._world.group, self._world.queues)
         return all(offsets.get(queue, 0) >= end for queue, end in ends.items())
-
-    def _done(self) -> bool:
-        self._restart_failed()
-        return self._processed(self._ends())
 
     def _owners(self) -> set[str]:
         return {lock.owner for lock in self._world.broker.admin.locks(self._world.group) if lock.held and lock.remaining > 0}

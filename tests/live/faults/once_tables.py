@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyiceberg.catalog.sql import SqlCatalog
-from pyspark.sql import DataFrame
 
 from ordered_sink import once
 from ordered_sink.once.batch import Once
-from ordered_sink.once.rule import POSITION_COLUMNS
+from ordered_sink.once.rule import POSITION_COLUMNS, Positions, merged, missing, queues_of
+from ordered_sink.once.targets import Part
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 #: The rows that the tables get.
 COLUMNS = (*POSITION_COLUMNS, "sharding_key")
@@ -32,6 +35,23 @@ _ICEBERG = pa.schema(
     ]
 )
 _COLUMNS = "queue_id INTEGER, queue_offset BIGINT, sharding_key TEXT"
+
+
+class TableBatch:
+    """A micro-batch without Spark, by the same rule. ``columns``: those that the table gets."""
+
+    def __init__(self, batches: Sequence[pa.RecordBatch], columns: Sequence[str]) -> None:
+        self.batches = batches
+        self._columns = list(columns)
+        self.schema = batches[0].select(self._columns).schema
+
+    def missing(self, positions: Positions) -> Part:
+        parts = [(batch, *missing(batch, positions)) for batch in self.batches]
+        lacking = [batch.filter(mask).select(self._columns) for batch, mask, _ in parts]
+        queues = {queue for batch in self.batches for queue in queues_of(batch)}
+        # One batch, as from a partition of Spark.
+        rows = pa.Table.from_batches(lacking, self.schema).combine_chunks().to_reader()
+        return Part(rows, merged(moved for *_, moved in parts), queues)
 
 
 class Tables:
@@ -63,6 +83,11 @@ class Tables:
         if self._database is not None:
             writers["postgres"] = once.sql(self._postgres, "payments", columns=places)
         return writers
+
+    @staticmethod
+    def columns(name: str) -> Sequence[str]:
+        """The columns of the table with this name."""
+        return COLUMNS if name in ("delta", "iceberg") else ("queue_id", "queue_offset", "sharding_key")
 
     def appended(self) -> dict[str, dict[int, list[int]]]:
         """The offsets of each queue in each table, in the order in which they were appended."""

@@ -8,6 +8,8 @@ import pytest
 
 from tests.jars import jars_required
 from tests.live.faults.conftest import World
+from tests.live.faults.drivers import Driver
+from tests.live.faults.once_loop import LoopDriver
 from tests.live.faults.once_storm import OnceStorm
 from tests.live.faults.store_access import age
 from tests.postgres import Postgres
@@ -27,8 +29,9 @@ def postgres() -> Iterator[Postgres]:
 @pytest.mark.holds("tables once")
 @pytest.mark.nightly
 @pytest.mark.timeout(2400)
+@pytest.mark.parametrize("driver", [Driver, LoopDriver])
 def test_tables_have_each_message_once_after_kills_pauses_and_take_overs(
-    worlds: Callable[..., World], postgres: Postgres
+    driver: type[Driver] | type[LoopDriver], worlds: Callable[..., World], postgres: Postgres
 ) -> None:
     world = worlds(4)
 
@@ -37,4 +40,4 @@ def test_tables_have_each_message_once_after_kills_pauses_and_take_overs(
         for owner in {lock.owner for lock in world.broker.admin.locks(world.group)}:
             age(world.path, owner, _LONG)
 
-    OnceStorm(world, postgres.database, expire).run(kills=50, take_overs=10, pauses=20)
+    OnceStorm(world, postgres.database, expire, driver).run(kills=50, take_overs=10, pauses=20)

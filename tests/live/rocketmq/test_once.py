@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import sqlite3
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
+from deltalake import DeltaTable
 
 from ordered_sink import once
+from ordered_sink.once.targets import append
 from orderedmq.rocketmq.local.servers import Cluster
 from tests.jars import jars_required
+from tests.live.faults.drivers import Driver
+from tests.live.faults.once_loop import LoopDriver
 from tests.live.faults.once_storm import OnceStorm
-from tests.live.faults.once_tables import COLUMNS
+from tests.live.faults.once_tables import COLUMNS, TableBatch
 from tests.live.rocketmq.test_key_storm import World
+from tests.micro_batches import MicroBatchLoop
 from tests.postgres import Postgres
-
-pytestmark = pytest.mark.spark
 
 
 @pytest.fixture(scope="module")
@@ -34,52 +32,52 @@ def postgres() -> Iterator[Postgres]:
 
 
 @pytest.mark.holds("tables once")
-def test_two_runs_that_overlap_add_each_message_once(cluster: Cluster, spark: SparkSession, tmp_path: Path) -> None:
+def test_two_runs_that_overlap_add_each_message_once(cluster: Cluster, tmp_path: Path) -> None:
     world = World(cluster, tmp_path)
-    append = once.sql(lambda: sqlite3.connect(tmp_path / "payments.db"), "payments", columns=["queue_id", "queue_offset"])
-    with closing(sqlite3.connect(tmp_path / "payments.db")) as database:
-        database.execute("CREATE TABLE payments (queue_id INTEGER, queue_offset BIGINT, sharding_key TEXT)")
-    held, go = threading.Event(), threading.Event()
+    write = once.delta(tmp_path / "payments")
 
-    def late(rows: DataFrame, batch_id: int) -> None:
-        """Append as a run that was paused with a micro-batch until another one had its queues."""
-        held.set()
-        assert go.wait(120)
-        append(rows, batch_id)
+    def append_to_table(rows: pa.Table, batch_id: int) -> None:
+        if rows.num_rows:
+            append(write.target, TableBatch(rows.to_batches(), COLUMNS), set())
 
-    def start(group: str, write: Callable[[DataFrame, int], None], most: int) -> StreamingQuery:
-        options = {"consumerGroup": group, "consumeFromWhere": "first", "maxOffsetsPerTrigger": str(most)}
-        rows = spark.readStream.format("orderedmq").option("namesrvAddr", cluster.address).option("topic", world.topic)
-        writer = rows.options(**options).load().select(*COLUMNS).writeStream.foreachBatch(write)
-        return writer.option("checkpointLocation", str(tmp_path / group)).trigger(availableNow=True).start()
+    def query(group: str, most: int, sink: Callable[[pa.Table, int], None]) -> MicroBatchLoop:
+        options = {"namesrvAddr": cluster.address, "topic": world.topic, "consumerGroup": group, "maxOffsetsPerTrigger": most}
+        return MicroBatchLoop(options, sink, rows=lambda batch: batch.select(COLUMNS))
 
     try:
         for queue in world.queues:
             bodies = pa.array([b"x"] * 20, pa.binary())
             world.broker.log.append({queue: pa.record_batch({"body": bodies, "sharding_key": [f"k{queue.queue_id}"] * 20})})
-        paused = start(f"{world.group}-paused", late, 45)
-        assert held.wait(120)
-        # This run has other micro-batches, so that the paused one has rows on both sides of the table's position.
-        assert start(world.group, lambda rows, batch: append(rows, batch) if batch == 0 else None, 30).awaitTermination(120)
-        go.set()
-        assert paused.awaitTermination(120)
-        with closing(sqlite3.connect(tmp_path / "payments.db")) as database:
-            offsets = database.execute("SELECT queue_id, queue_offset FROM payments ORDER BY queue_id, rowid").fetchall()
-        assert offsets == [(queue.queue_id, offset) for queue in world.queues for offset in range(20)]
+        paused = query(f"{world.group}-paused", 45, append_to_table)
+        paused.advance("written")
+        # While the first run has a micro-batch, another one appends a part of its rows, in smaller micro-batches.
+        other = query(world.group, 30, append_to_table)
+        other.advance("published")
+        paused.process_all_available()
+        other.process_all_available()
+        rows = (
+            DeltaTable(tmp_path / "payments")
+            .to_pyarrow_table()
+            .sort_by([("queue_id", "ascending"), ("queue_offset", "ascending")])
+        )
+        queues = [(queue.queue_id, offset) for queue in world.queues for offset in range(20)]
+        assert list(zip(rows["queue_id"].to_pylist(), rows["queue_offset"].to_pylist(), strict=True)) == queues
+        for run in (paused, other):
+            run.stop()
     finally:
-        go.set()
         world.broker.close()
 
 
 @pytest.mark.holds("tables once")
 @pytest.mark.nightly
 @pytest.mark.timeout(2400)
+@pytest.mark.parametrize("driver", [pytest.param(Driver, marks=pytest.mark.spark), LoopDriver])
 def test_tables_have_each_message_once_after_kills_pauses_and_take_overs(
-    quick_locks: Cluster, tmp_path: Path, postgres: Postgres
+    driver: type[Driver] | type[LoopDriver], quick_locks: Cluster, tmp_path: Path, postgres: Postgres
 ) -> None:
     world = World(quick_locks, tmp_path)
     try:
         # The locks of this cluster live 3 s.
-        OnceStorm(world, postgres.database, lambda: time.sleep(3)).run(kills=50, take_overs=10, pauses=20)
+        OnceStorm(world, postgres.database, lambda: time.sleep(3), driver).run(kills=50, take_overs=10, pauses=20)
     finally:
         world.broker.close()

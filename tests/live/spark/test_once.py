@@ -19,12 +19,15 @@ from tests.live.faults.once_tables import COLUMNS, Tables
 from tests.live.spark.conftest import Rig
 
 
-def run(
-    rig: Rig, write: Callable[[DataFrame, int], None], checkpoint: str, columns: tuple[str, ...] = COLUMNS, **source: Any
-) -> None:
+def run(rig: Rig, write: Callable[[DataFrame, int], None], checkpoint: str, **source: Any) -> None:
     """Run a query until it has processed all messages."""
-    rows = rig.stream(topic="in", **{"consumerGroup": "g", "maxOffsetsPerTrigger": 30, **source}).select(*columns)
-    writer = rows.writeStream.foreachBatch(write).option("checkpointLocation", str(rig.folder / checkpoint))
+    options = {"consumerGroup": "g", "maxOffsetsPerTrigger": 30, "pullBatchSize": 3, **source}
+    writer = (
+        rig.stream(topic="in", **options)
+        .select(*COLUMNS)
+        .writeStream.foreachBatch(write)
+        .option("checkpointLocation", str(rig.folder / checkpoint))
+    )
     assert writer.trigger(availableNow=True).start().awaitTermination(120)
 
 
@@ -83,18 +86,3 @@ def test_a_shape_gets_only_the_rows_that_the_table_lacks(rig: Rig) -> None:
         totals_by_key[row["sharding_key"]] = totals_by_key.get(row["sharding_key"], 0) + row["messages"]
     assert totals_by_key.keys() == {f"k{queue}-{number}" for queue in range(2) for number in range(5)}
     assert sum(totals_by_key.values()) == 44
-
-
-@pytest.mark.parametrize(
-    ("columns", "condition"),
-    [(COLUMNS[:4], "ORDEREDMQ_SCHEMA.MISSING_COLUMN"), ((*COLUMNS, "tags"), "ORDEREDMQ_SCHEMA.UNKNOWN_COLUMN")],
-)
-def test_rows_that_a_table_cannot_have_are_refused_before_anything_is_written(
-    rig: Rig, columns: tuple[str, ...], condition: str
-) -> None:
-    rig.topic("in", 1, 3)
-    tables = Tables(rig.folder / "tables")
-    tables.create()
-    with pytest.raises(StreamingQueryException, match=condition):
-        run(rig, tables.writers()["iceberg"], "ck", columns)
-    assert tables.appended()["iceberg"] == {}
