@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Final
 
@@ -37,7 +37,8 @@ class Once:
                 )
         self.target = target
         self._shape = shape
-        self._queues: set[MessageQueue] = set()
+        #: The queues of earlier micro-batches. The set never changes, because several queries may use this object at the same time.
+        self._queues: Set[MessageQueue] = frozenset()
         self._dropped = [name for name in POSITION_COLUMNS if name not in columns]
 
     @concise
@@ -49,7 +50,7 @@ class Once:
         kept = rows.persist()
         batch = _Batch(kept, self._shaped)
         try:
-            append(self.target, batch, self._queues)
+            self._queues = append(self.target, batch, self._queues)
         except Exception:
             if batch.failure is None:
                 raise

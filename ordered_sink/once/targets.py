@@ -6,7 +6,7 @@ position has changed since it was read. Then the loop reads the positions again,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Final, NamedTuple, Protocol
 
 import pyarrow as pa
@@ -45,7 +45,7 @@ class Part(NamedTuple):
 
     rows: pa.RecordBatchReader
     moved: Positions
-    queues: Collection[MessageQueue]
+    queues: Set[MessageQueue]
 
 
 class Batch(Protocol):
@@ -58,24 +58,24 @@ class Batch(Protocol):
         """Return what a table at ``positions`` lacks, in the form that the table gets. The rows are computed when they are read."""
 
 
-def append(target: Target, batch: Batch, queues: set[MessageQueue]) -> None:
-    """Append the rows that the table lacks, in one commit. Raises SinkError TARGET_BUSY.
+def append(target: Target, batch: Batch, queues: Set[MessageQueue] = frozenset()) -> Set[MessageQueue]:
+    """Append the rows that the table lacks, in one commit. Return ``queues``, those of earlier micro-batches, with those of this one.
 
-    ``queues``: those of earlier micro-batches, which saves a look at the rows; others are added.
+    To know some queues beforehand saves a look at the rows. Raises SinkError TARGET_BUSY.
     """
     target.prepare(batch.schema)
     cause = None
     for _ in range(ATTEMPTS):
         positions, commit = target.read(sorted(queues))
         part = batch.missing(positions)
-        if not queues.issuperset(part.queues):
-            queues.update(part.queues)
+        if not queues >= part.queues:
+            queues = queues | part.queues
             continue
         if not part.moved:
-            return
+            return queues
         try:
             commit(part.rows, part.moved)
-            return
+            return queues
         except Conflict as conflict:
             cause = conflict.__cause__
     raise SinkError(

@@ -30,6 +30,7 @@ from orderedmq.model import MessageQueue
 from tests.live.faults.once_tables import TableBatch
 
 FIRST, SECOND = MessageQueue("in", "b", 0), MessageQueue("in", "b", 1)
+BOTH = frozenset((FIRST, SECOND))
 SCHEMA = pa.schema(
     [
         ("topic", pa.string()),
@@ -63,7 +64,7 @@ class Batch(TableBatch):
         return part
 
     def part(self, rows: Iterable[pa.RecordBatch], moved: Positions) -> Part:
-        return Part(pa.RecordBatchReader.from_batches(self.schema, rows), moved, {FIRST, SECOND})
+        return Part(pa.RecordBatchReader.from_batches(self.schema, rows), moved, BOTH)
 
 
 # -- the rule ------------------------------------------------------------------------------------------------------------------
@@ -138,7 +139,7 @@ class Table:
 
     def __init__(self, write: Once, read: Callable[[], list[tuple[int, int]]]) -> None:
         self.write, self.read = write, read
-        self.queues = {FIRST, SECOND}
+        self.queues = BOTH
 
     @property
     def target(self) -> Target:
@@ -225,7 +226,7 @@ def test_a_writer_that_was_overtaken_looks_again(table: Table) -> None:
 
 def test_a_new_writer_finds_the_positions_of_queues_that_it_did_not_know(table: Table) -> None:
     table.append(rows(FIRST, 0, 4), rows(SECOND, 0, 4))
-    table.queues = set()
+    table.queues = frozenset()
     table.append(rows(FIRST, 2, 6), rows(SECOND, 1, 5))
     assert sorted(table.read()) == [*whole(6), *whole(5, SECOND)]
 
@@ -245,12 +246,14 @@ def test_a_batch_without_rows_for_the_table_moves_its_position(table: Table) -> 
         def missing(self, positions: Positions) -> Part:
             return self.part([], super().missing(positions).moved)
 
-    append(table.target, Dropped(rows(FIRST, 0, 4)), {FIRST, SECOND})
+    append(table.target, Dropped(rows(FIRST, 0, 4)))
     assert (table.read(), table.positions()) == ([], {FIRST: Position(4, 1003)})
     # Another writer whose batch has no rows either does not set the position back.
-    others = {FIRST, SECOND}
-    batch = Dropped(rows(FIRST, 4, 6), meanwhile=lambda: append(table.target, Dropped(rows(FIRST, 4, 9)), others))
-    append(table.target, batch, set())
+
+    def meanwhile() -> None:
+        append(table.target, Dropped(rows(FIRST, 4, 9)))
+
+    append(table.target, Dropped(rows(FIRST, 4, 6), meanwhile=meanwhile), BOTH)
     assert table.positions() == {FIRST: Position(9, 1008)}
 
 
@@ -268,7 +271,7 @@ def test_an_append_that_fails_moves_no_position(table: Table) -> None:
             return self.part(parts(), super().missing(positions).moved)
 
     with pytest.raises(Exception):  # noqa: B017  each library wraps it
-        append(table.target, Failing(rows(FIRST, 0, 4), rows(FIRST, 4, 8)), {FIRST, SECOND})
+        append(table.target, Failing(rows(FIRST, 0, 4), rows(FIRST, 4, 8)))
     assert table.positions() == {}
     table.append(rows(FIRST, 0, 8))
     assert sorted(table.read()) == whole(8)
@@ -295,7 +298,7 @@ def test_a_table_that_is_always_busy_is_a_named_error(tmp_path: Path) -> None:
             return {}, refuse
 
     with pytest.raises(SinkError) as error:
-        append(Busy(), Batch(rows(FIRST, 0, 2)), {FIRST, SECOND})
+        append(Busy(), Batch(rows(FIRST, 0, 2)))
     assert error.value.condition == "ORDEREDMQ_SINK.TARGET_BUSY"
 
 
@@ -351,7 +354,7 @@ def test_planted_bugs_lose_or_repeat_messages(bug: str, tmp_path: Path) -> None:
 
     for _ in range(2):
         with contextlib.suppress(Failed):
-            append(planted, Batch(rows(FIRST, 0, 4), meanwhile=meanwhile), {FIRST, SECOND})
+            append(planted, Batch(rows(FIRST, 0, 4), meanwhile=meanwhile), BOTH)
     assert sorted(table.read()) != whole(4)
 
 
@@ -431,5 +434,5 @@ def test_positions_name_every_queue_as_starting_offsets(table: Table) -> None:
 
 def test_streams_of_one_table_have_their_own_positions(tmp_path: Path) -> None:
     for stream in ("paris", "tokyo"):
-        append(once.delta(tmp_path / "payments", stream=stream).target, Batch(rows(FIRST, 0, 3)), {FIRST, SECOND})
+        append(once.delta(tmp_path / "payments", stream=stream).target, Batch(rows(FIRST, 0, 3)))
     assert DeltaTable(tmp_path / "payments").count() == 6

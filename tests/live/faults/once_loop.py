@@ -18,7 +18,6 @@ from typing import Any
 import pyarrow as pa
 
 from ordered_sink.once.targets import append
-from orderedmq.model import MessageQueue
 from tests.live.faults.drivers import ROOT
 from tests.live.faults.once_tables import COLUMNS, TableBatch, Tables
 from tests.micro_batches import Checkpoint, MicroBatchLoop
@@ -87,11 +86,10 @@ def run(
     """Run a query until it is stopped or fails."""
     tables = Tables(Path(sink.partition(":")[2]), **target)
     writers = tables.writers()
-    queues: set[MessageQueue] = set()
 
     def append_to_all(rows: pa.Table, batch_id: int) -> None:
         for name, write in writers.items() if rows.num_rows else ():
-            append(write.target, TableBatch(rows.to_batches(), tables.columns(name)), queues)
+            append(write.target, TableBatch(rows.to_batches(), tables.columns(name)))
 
     place = {"namesrvAddr": servers} if servers else {"path": path}
     log = Path(checkpoint).with_suffix(".json")

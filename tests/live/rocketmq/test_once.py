@@ -38,7 +38,7 @@ def test_two_runs_that_overlap_add_each_message_once(cluster: Cluster, tmp_path:
 
     def append_to_table(rows: pa.Table, batch_id: int) -> None:
         if rows.num_rows:
-            append(write.target, TableBatch(rows.to_batches(), COLUMNS), set())
+            append(write.target, TableBatch(rows.to_batches(), COLUMNS))
 
     def query(group: str, most: int, sink: Callable[[pa.Table, int], None]) -> MicroBatchLoop:
         options = {"namesrvAddr": cluster.address, "topic": world.topic, "consumerGroup": group, "maxOffsetsPerTrigger": most}
