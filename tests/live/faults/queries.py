@@ -14,6 +14,7 @@ from ordered_source import OrderPerKey, OrderPerQueue, consume_orderly
 from tests.live.faults.faulty import FORMAT
 from tests.live.faults.key_listener import Recorder
 from tests.live.faults.points import Points
+from tests.live.faults.progress_listener import KINDS
 from tests.quick_spark import jvm_options
 
 #: A SQL expression for the queue and offset that a row came from, in the form that the checker reads.
@@ -46,6 +47,7 @@ def start(
     source: Mapping[str, Any] | None = None,
     target: Mapping[str, Any] | None = None,
     listener: Mapping[str, Any] | None = None,
+    kind: str | None = None,
     shuffle: bool = False,
 ) -> StreamingQuery:
     """Start a query that reads ``topic`` and writes to ``sink``: a topic, ``noop``, ``parquet:<folder>``, or ``once:<folder>`` for the
@@ -55,6 +57,7 @@ def start(
 
     - ``listener``: run the listener `Recorder` with these settings. The order is per key if the source has a parking lot, else per
       queue.
+    - ``kind``: run the listener of this kind of `progress_listener`.
     - ``shuffle``: shuffle the rows before they are written.
     """
     format, place = ("orderedmq", ("namesrvAddr", servers)) if servers else (FORMAT, ("path", path))
@@ -65,6 +68,9 @@ def start(
     if listener is not None:
         order = OrderPerKey if source is not None and "parkingLot" in source else OrderPerQueue
         rows = rows.transform(consume_orderly, Recorder, order(**listener))
+    elif kind is not None:
+        consume, function, settings, _ = KINDS[kind]
+        rows = rows.transform(consume, function, settings)
     elif sink.startswith("once:"):
         # Other drivers do not need the libraries of tables.
         from tests.live.faults import once_tables
