@@ -11,7 +11,7 @@ from unittest import mock
 
 from ordered_source.columns import LotPlan
 from ordered_source.group_session import GroupSession
-from ordered_source.listener.engine_task import Settled
+from ordered_source.listener.settled import Settled
 from orderedmq.broker import Progress
 from orderedmq.listening.engine import Engine
 from orderedmq.listening.queue_engine import QueueEngine

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, Final
 from unittest import mock
 
-from ordered_source.listener.engine_task import Settled
+from ordered_source.listener.settled import Settled
 from ordered_source.lot_planner import LotPlanner
 from orderedmq import parking as parking_lot
 from orderedmq.broker import Progress

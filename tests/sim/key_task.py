@@ -8,7 +8,7 @@ from random import Random
 from typing import Any, Final
 
 from ordered_source.columns import LotPlan
-from ordered_source.listener.engine_task import NO_PROGRESS, Settled
+from ordered_source.listener.settled import NO_PROGRESS, Settled
 from orderedmq.errors import StoreError
 from orderedmq.listening.engine import (
     Batch,

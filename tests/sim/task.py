@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from random import Random
 from typing import Final
 
-from ordered_source.listener.engine_task import NO_PROGRESS, Settled
+from ordered_source.listener.settled import NO_PROGRESS, Settled
 from ordered_source.partition_reader import CHECK_INTERVAL
 from orderedmq.conditions import LockCondition
 from orderedmq.errors import LockError

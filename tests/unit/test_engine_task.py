@@ -27,7 +27,8 @@ from ordered_source import (
 )
 from ordered_source.columns import TICKET_TYPE, LotPlan, full_schema
 from ordered_source.listener import calls, engine_task
-from ordered_source.listener.engine_task import Consumer, Settled
+from ordered_source.listener.engine_task import Consumer
+from ordered_source.listener.settled import Settled
 from ordered_source.partition_reader import QueuePartition
 from orderedmq import pulls
 from orderedmq.conditions import DataLossCondition, StoreCondition

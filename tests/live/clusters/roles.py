@@ -12,7 +12,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from typer.testing import CliRunner
 
 from ordered_source.columns import LotPlan
-from ordered_source.listener.engine_task import Settled
+from ordered_source.listener.settled import Settled
 from ordered_source.plan import planned_schema
 from ordered_source.stream_reader import StreamReader
 from orderedmq.broker import PullSettings, SinkBatch
