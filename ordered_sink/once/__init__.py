@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ordered_sink.once.batch import Once
-from ordered_sink.once.delta import DeltaTarget
-from ordered_sink.once.iceberg import IcebergTarget
+from ordered_sink.once.delta_table import DeltaTarget
+from ordered_sink.once.iceberg_table import IcebergTarget
 from ordered_sink.once.rule import POSITION_COLUMNS
-from ordered_sink.once.sql import SqlTarget
+from ordered_sink.once.sql_table import SqlTarget
 from orderedmq.conditions import OptionCondition
 from orderedmq.errors import OptionError, missing_package
 from orderedmq.model import MessageQueue
