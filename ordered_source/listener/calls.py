@@ -102,8 +102,8 @@ class Calls(ABC, Generic[T, R]):
     """The calls of one task. Only the task's thread calls the methods."""
 
     def __init__(self) -> None:
-        #: Calls that have returned, some at a time: their work, and their answers or exceptions.
-        self._returned: SimpleQueue[list[tuple[T, R | None, BaseException | None]]] = SimpleQueue()
+        #: The work and the answers of calls that have returned, some at a time, or the exception of a call.
+        self._returned: SimpleQueue[list[tuple[T, R]] | BaseException] = SimpleQueue()
 
     @property
     def answered(self) -> bool:
@@ -123,10 +123,9 @@ class Calls(ABC, Generic[T, R]):
             returned = self._returned.get(timeout=timeout)
         except Empty:
             return []
-        for _, _, raised in returned:
-            if raised is not None:
-                raise raised
-        return [(work, answer) for work, answer, _ in returned]  # type: ignore[misc]
+        if isinstance(returned, BaseException):
+            raise returned
+        return returned
 
     def cancel(self) -> None:
         """Cancel the running calls if possible. `answers` still returns their answers. The caller must not start calls after this."""
@@ -203,9 +202,9 @@ class Threads(Calls[T, R]):
         """Make calls until the end of the task. Each thread runs this."""
         while (work := self._todo.get()) is not None:
             try:
-                self._returned.put([(work, self._function(work), None)])
+                self._returned.put([(work, self._function(work))])
             except BaseException as raised:
-                self._returned.put([(work, None, raised)])
+                self._returned.put(raised)
             del work
 
 
@@ -221,7 +220,7 @@ class Awaiting(Calls[T, R]):
         self._tasks: dict[int, asyncio.Task[None]] = {}
         #: Calls that have returned in this iteration of the loop. The task's thread gets them together, because each time it wakes up, the
         #: loop's thread has to wait for the interpreter.
-        self._ended_now: list[tuple[T, R | None, BaseException | None]] = []
+        self._ended_now: list[tuple[T, R]] = []
         process = _process()
         if process.loop is None:
             process.loop = _Loop()
@@ -267,12 +266,12 @@ class Awaiting(Calls[T, R]):
             answer = await self._function(work)
         except BaseException as raised:
             # Catch SystemExit and KeyboardInterrupt too, because in an asyncio task they would end the loop.
-            self._ended_now.append((work, None, raised))
+            self._returned.put(raised)
         else:
-            self._ended_now.append((work, answer, None))
+            if not self._ended_now:
+                self._loop.call_soon(self._give)
+            self._ended_now.append((work, answer))
         del self._tasks[id(work)]
-        if len(self._ended_now) == 1:
-            self._loop.call_soon(self._give)
 
     def _give(self) -> None:
         returned, self._ended_now = self._ended_now, []
