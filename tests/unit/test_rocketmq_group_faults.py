@@ -463,6 +463,18 @@ def test_progress_that_is_recorded_late_does_not_count_after_a_seek(cluster: Clu
         assert query.groups.progress(token, BOOK) == Progress()
 
 
+def test_progress_does_not_count_with_the_lot_of_a_former_record(cluster: Cluster) -> None:
+    """The group has passed the former one since. The lot was deleted, and is filled again."""
+    broker = Broker()
+    cluster.scripted("a", broker.script)
+    with contextlib.closing(Query(cluster.nameserver(), "q")) as query:
+        [token] = query.lock(QUEUE)
+        query.groups.record_progress(token, Progress(9, 3), BOOK)
+        query.groups._offsets.forget_progress("g", {QUEUE: Progress(9, 3)})
+        query.groups.record_progress(token, Progress(12), BOOK)
+        assert query.groups.progress(token, BOOK) == Progress(12)
+
+
 @pytest.mark.parametrize("writes", [0, 1, 2, 3])
 def test_progress_counts_with_the_lot_for_which_it_was_recorded(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, writes: int

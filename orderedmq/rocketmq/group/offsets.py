@@ -214,24 +214,27 @@ class GroupOffsets:
 
     def progress(self, group: str, queue: MessageQueue, listener: str) -> Progress:
         """See `Groups.progress`."""
-        return self._progress(group, queue, listener)[0]
+        reset, *numbers = self._progress(group, queue)
+        at, lot = map(registers.offset_of, numbers)
+        is_valid, has_lot = (
+            number == registers.progress_of(offset, reset, listener) for number, offset in zip(numbers, (at, lot), strict=True)
+        )
+        return Progress(at, lot if has_lot else 0) if is_valid else Progress()
 
-    def _progress(self, group: str, queue: MessageQueue, listener: str) -> tuple[Progress, int]:
-        """Return a listener's progress, and the register `reset` of the queue."""
-        places = [registers.reset(queue), registers.progress(queue), registers.lot_progress(queue)]
-        reset, *numbers = self._registers(group, places)
-        offsets = [registers.offset_of(number) for number in numbers]
-        valid = [registers.progress_of(at, reset, listener) == number for at, number in zip(offsets, numbers, strict=True)]
-        return (Progress(offsets[0], offsets[1] if valid[1] else 0) if valid[0] else Progress()), reset
+    def _progress(self, group: str, queue: MessageQueue) -> list[int]:
+        """Return the registers `reset`, `progress` and `lot_progress` of a queue."""
+        places = [register(queue) for register in (registers.reset, registers.progress, registers.lot_progress)]
+        return self._registers(group, places)
 
     def record_progress(self, group: str, queue: MessageQueue, progress: Progress, listener: str) -> None:
         """Record a listener's progress in a queue."""
-        former, reset = self._progress(group, queue, listener)
-        if progress.lot != former.lot:
+        reset, _, former = self._progress(group, queue)
+        at, lot = (registers.progress_of(offset, reset, listener) for offset in progress)
+        if former != lot and (progress.lot or registers.offset_of(former)):
             # If this process is killed in between, nothing counts as decided: an offset of one batch must not meet a lot's of another.
             self.write(group, {registers.progress(queue): 0})
-            self.write(group, {registers.lot_progress(queue): registers.progress_of(progress.lot, reset, listener)})
-        self.write(group, {registers.progress(queue): registers.progress_of(progress.offset, reset, listener)})
+            self.write(group, {registers.lot_progress(queue): lot})
+        self.write(group, {registers.progress(queue): at})
 
     def forget_progress(self, group: str, passed: Mapping[MessageQueue, Progress]) -> None:
         """Forget progress that the group's offsets ``passed`` in queues and their lots have passed.
