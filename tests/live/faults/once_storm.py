@@ -11,6 +11,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 
 import pyarrow as pa
@@ -41,8 +42,9 @@ class OnceStorm:
         self._tables = Tables(world.folder / "tables", database)
         self._tables.create()
         self._drivers: list[Driver | LoopDriver] = []
-        #: A driver without a query, which takes the place of the next one that is killed.
-        self._spare: Driver | LoopDriver | None = None
+        #: A driver without a query, which takes the place of the next one that is killed. It starts while the storm goes on.
+        self._spare: Future[Driver | LoopDriver]
+        self._pool = ThreadPoolExecutor(1, "spare")
         self.counts: Counter[str] = Counter()
 
     def run(self, *, kills: int, take_overs: int, pauses: int) -> None:
@@ -50,9 +52,9 @@ class OnceStorm:
         steps = [self._kill] * kills + [self._take_over] * take_overs + [self._pause] * pauses
         draw = random.Random(len(steps))
         draw.shuffle(steps)
+        self._spare = self._pool.submit(self._driver)
         try:
             self._drivers = [self._driver(), self._driver()]
-            self._spare = self._driver()
             for member in (0, 1):
                 self._start(member)
             until(lambda: len(self._owners()) == 2, "both queries own queues", 300)
@@ -66,8 +68,9 @@ class OnceStorm:
             for driver in self._drivers:
                 driver.stop()
         finally:
-            for driver in (*self._drivers, *([self._spare] if self._spare else [])):
+            for driver in (*self._drivers, self._spare.result()):
                 driver.close()
+            self._pool.shutdown()
         self.judge()
 
     def judge(self) -> None:
@@ -115,8 +118,8 @@ class OnceStorm:
 
     def _replace(self, member: int) -> None:
         self._drivers[member].close()
-        assert self._spare is not None
-        self._drivers[member], self._spare = self._spare, self._driver()
+        self._drivers[member] = self._spare.result()
+        self._spare = self._pool.submit(self._driver)
 
     def _start(self, member: int) -> None:
         source = {"assignment": "shared", "maxOffsetsPerTrigger": _MESSAGES // 2}
