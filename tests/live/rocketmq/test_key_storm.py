@@ -22,12 +22,12 @@ pytestmark = pytest.mark.spark
 class World:
     """A topic and a group on a cluster."""
 
-    def __init__(self, cluster: Cluster, folder: Path) -> None:
+    def __init__(self, cluster: Cluster, folder: Path, queues: int = 3) -> None:
         self.cluster, self.folder = cluster, folder
         self.broker: Broker = orderedmq.connect(namesrv_addr=cluster.address)
         self.topic = f"storm-{uuid.uuid4().hex[:8]}"
         self.group = f"{self.topic}-g"
-        self.broker.admin.create_topic(self.topic, 3)
+        self.broker.admin.create_topic(self.topic, queues)
         self.queues: list[MessageQueue] = until(lambda: self.broker.log.queues(self.topic), "the topic is known")
 
     def spec(self, checkpoint: str, **more: Any) -> dict[str, Any]:
