@@ -70,7 +70,7 @@ def prepare(broker: Broker, kind: str, messages: int) -> None:
         broker.log.append({queue: pa.record_batch({"body": pa.array([b"x" * 100] * count, pa.binary()), "sharding_key": keys})})
     if kind == "listener-key":
         # The parked messages belong to a second queue, which has no other messages.
-        broker.admin.add_queues("t", 2)
+        broker.admin.resize_topic("t", 2)
         park(broker, GROUP, broker.log.queues("t")[1], PARKED)
 
 

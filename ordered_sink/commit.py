@@ -10,6 +10,7 @@ import logging
 import sys
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
@@ -17,7 +18,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter
 from pyspark.sql.types import StructType
 
 from ordered_sink.columns import Plan, plan_columns
-from ordered_sink.writer import Written, count_shared, target_queues, write
+from ordered_sink.writer import Written, choose_again, count_shared, target_queues, write
 from orderedmq.broker import Broker, Published
 from orderedmq.conditions import MessageCondition, SinkCondition, StoreCondition
 from orderedmq.connections import reach
@@ -109,6 +110,7 @@ class _Planned:
                 # A batch write in foreachBatch may be one of several outputs, so the offsets move only at the end of the micro-batch.
                 move_offsets=self.streaming,
                 skip_differing_replay=self.options.on_replay_differs == "skip",
+                again=partial(choose_again, self.options, self.plan, written[0].batch),
             )
 
     def discard(self, messages: Sequence[WriterCommitMessage | None]) -> None:

@@ -19,14 +19,14 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
 from ordered_sink.columns import Plan, sorted_rows
-from orderedmq.broker import Broker, Receipt, SinkBatch, Staging
+from orderedmq.broker import Broker, ChooseAgain, Receipt, SinkBatch, Staging
 from orderedmq.conditions import MessageCondition, TopicCondition
 from orderedmq.connections import cached
 from orderedmq.errors import MessageError, TopicError
 from orderedmq.model import DEFAULT_COMPRESSION, MessageQueue, check_topic
 from orderedmq.options.sink import SinkOptions
 from orderedmq.ownership.micro_batch import SourceRun, run_of, sink_of
-from orderedmq.routing.selector import selector
+from orderedmq.routing.selector import Queues, Selector, by_queue, is_own, selector
 from orderedmq.routing.sharding_key import HashedKeys, hashed_keys, key_hash64
 from orderedmq.rows.message_rows import normalise, several_tags
 from orderedmq.schema import PRODUCER_COLUMNS, concat_batches
@@ -70,7 +70,7 @@ def sink_batch(options: SinkOptions, run: SourceRun | None, job: str, *, streami
     elif streaming and run is not None:
         sink_id, batch_id = run.query_id, run.batch_id
     group = options.sink_group if sink_id is not None else None
-    return SinkBatch(sink_id, batch_id, run, group, job, options.topic)
+    return SinkBatch(sink_id, batch_id, run, group, job, options.topic, is_own(options.selector))
 
 
 def write(
@@ -93,8 +93,7 @@ def write(
     broker = cached(options.endpoint, identity)
     staging = broker.outbox.open(batch, context.partitionId())
     try:
-        seed = batch.batch_id * 65537 + context.partitionId()
-        task = _Task(broker, staging, options, plan, context.partitionId(), seed, queues)
+        task = _Task(broker, staging, options, plan, batch, context.partitionId(), queues)
         for gathered in _gather_rows(rows, options):
             task.route(gathered)
         if task.malformed:
@@ -117,6 +116,23 @@ def write(
     except BaseException:
         staging.abandon()
         raise
+
+
+def selector_of(options: SinkOptions, batch: SinkBatch, partition: int, *, atomic: bool) -> Selector:
+    """Return the selector of a partition. ``atomic``: see `Capabilities`."""
+    # Without atomic publishing, sent rows stay, so a retry that gets its rows in another order must choose the same queues.
+    return selector(options.selector, batch.batch_id * 65537 + partition, by_content=not atomic)
+
+
+def choose_again(options: SinkOptions, plan: Plan, batch: SinkBatch, partition: int) -> ChooseAgain:
+    """Return what chooses the queues of a partition's staged rows again, after a topic was resized."""
+    chooser = selector_of(options, batch, partition, atomic=True)
+
+    def choose(rows: pa.RecordBatch, queues: int) -> Queues:
+        keys = hashed_keys(rows.column("sharding_key"), plan.key_type, f"partition {partition}") if plan.key else None
+        return chooser.select(rows, keys, queues)
+
+    return choose
 
 
 def _gather_rows(rows: Iterator[pa.RecordBatch], options: SinkOptions) -> Iterator[pa.RecordBatch]:
@@ -152,8 +168,8 @@ class _Task:
         staging: Staging,
         options: SinkOptions,
         plan: Plan,
+        batch: SinkBatch,
         partition: int,
-        seed: int,
         proposed: Sequence[MessageQueue],
     ) -> None:
         self._broker = broker
@@ -162,8 +178,7 @@ class _Task:
         self._plan = plan
         self._partition = partition
         self.rows = self.null_keys = self.several_tags = 0
-        # Without atomic publishing, sent rows stay, so a retry that gets its rows in another order must choose the same queues.
-        self._selector = selector(options.selector, seed, by_content=not broker.capabilities.atomic_publish)
+        self._selector = selector_of(options, batch, partition, atomic=broker.capabilities.atomic_publish)
         self._proposed = proposed
         self._queues: dict[str, list[MessageQueue]] = {}
         self.seen = SeenKeys()
@@ -212,17 +227,8 @@ class _Task:
                 hashes = hashes ^ key_hash64(pa.array([topic]))[0]
             self.seen.add(hashes)
         messages = messages.select([name for name in PRODUCER_COLUMNS if name in messages.schema.names])
-        first = chosen[0]
-        if (chosen == first).all():
-            self._staging.add(queues[first], messages)
-            return
-        order = np.argsort(chosen, kind="stable")
-        messages = messages.take(pa.array(order))
-        counts = np.bincount(chosen, minlength=len(queues))
-        begin = 0
-        for number in np.flatnonzero(counts):
-            self._staging.add(queues[number], messages.slice(begin, counts[number]))
-            begin += int(counts[number])
+        for queue, some in by_queue(messages, chosen, queues):
+            self._staging.add(queue, some)
 
     def _keys(self, rows: pa.RecordBatch, where: str, odd: set[int]) -> HashedKeys | None:
         """Return the rows' hashed keys; None without a key column. Rows whose key is not UTF-8 are added to ``odd``."""
@@ -257,8 +263,8 @@ class _Task:
 def target_queues(broker: Broker, topic: str, options: SinkOptions) -> list[MessageQueue]:
     """Return the queues that rows go to. A missing topic is created if the options give its number of queues.
 
-    Raises TopicError MISSING; QUEUE_COUNT if the topic's number of queues differs from the option, because keys would then go to
-    other queues; NO_SUCH_QUEUE for a read-only topic.
+    Raises TopicError MISSING; QUEUE_COUNT if the topic's number of queues differs from the option at a broker that cannot resize topics,
+    because keys would then go to other queues; NO_SUCH_QUEUE for a read-only topic.
     """
     count = options.topic_queue_nums
     try:
@@ -272,7 +278,7 @@ def target_queues(broker: Broker, topic: str, options: SinkOptions) -> list[Mess
             if error.sub != TopicCondition.EXISTS:
                 raise
         queues = broker.log.targets(topic)
-    if count is not None and len(queues) != count:
+    if count is not None and len(queues) != count and not broker.capabilities.resizes:
         raise TopicError(
             TopicCondition.QUEUE_COUNT,
             f"topic {topic!r} has {len(queues)} queues, but option topicQueueNums says {count}: with another number, keys go to other queues. "

@@ -96,11 +96,7 @@ class LotPlanner:
 
     def _read(self, queue: MessageQueue, owned: Owned, end: int) -> Lot:
         assert owned.position is not None
-        lot = self._lots.get(queue)
-        if lot is None or lot.begin != owned.position:
-            lot = self._lots[queue] = Lot(owned.position)
-        pulls.read_lot(self._log, lot, queue, end)
-        return lot
+        return pulls.read_lot_from(self._log, self._lots, queue, owned.position, end)
 
     def _warn(self, full: set[MessageQueue]) -> None:
         for queue in sorted(full - self._warned):

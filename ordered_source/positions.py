@@ -11,12 +11,14 @@ from ordered_source import plan
 from ordered_source.group_session import Session
 from ordered_source.lot_planner import require_none, without_lots
 from ordered_source.topic_watch import TopicWatch
+from orderedmq.barrier import Barrier
 from orderedmq.broker import Broker, Log
 from orderedmq.errors import queue_deleted
 from orderedmq.model import MessageQueue, is_parked
 from orderedmq.options.source import SourceOptions
 from orderedmq.ownership.offsets import Checkpoint, ranges
 from orderedmq.parking import leader_of, lot_deleted
+from orderedmq.routing.generations import Wait
 
 logger = logging.getLogger("orderedmq")
 
@@ -33,6 +35,12 @@ class Positions:
         self._log = broker.log.reading(options.pull_settings)
         #: Deleted queues whose loss was already reported.
         self._gone: set[MessageQueue] = set()
+        self._barrier = Barrier(broker, options.consumer_group)
+        #: Queues that the last boundary could not plan to their ends, because their topic was resized.
+        self.waits: dict[MessageQueue, Wait] = {}
+        #: Whether some of them wait for queues that other members of the group process.
+        self.waits_for_others = False
+        self._waiting_since: dict[MessageQueue, tuple[Wait, float]] = {}
 
     def place(self, start: Checkpoint) -> None:
         """Decide where to begin in each owned queue that has no position yet. Raises OffsetError, DataLossError."""
@@ -62,7 +70,8 @@ class Positions:
     def ends(self, target: Mapping[MessageQueue, int] | None) -> dict[MessageQueue, int]:
         """Return the end of each owned queue, at most ``target``.
 
-        Raises DataLossError unless the user accepts losses, and for a parking lot that was deleted although its queue exists.
+        After a resize of the topic, a queue ends where it has to wait for others (`routing.generations`). Raises DataLossError unless
+        the user accepts losses, and for a parking lot that was deleted although its queue exists.
         """
         bounds = self._broker.log.bounds(list(self._owner.owned))
         ends: dict[MessageQueue, int] = {}
@@ -86,7 +95,28 @@ class Positions:
                 self._session.skip(queue, after)
             limited = target is not None and owned.leader is None
             ends[queue] = min(at.max_offset, target.get(queue, 0)) if target is not None and limited else at.max_offset
+        positions = self._owner.following({})
+        waits = self._barrier.waits(self._watch.names, positions)
+        others = any(parent.queue not in self._owner.owned for wait in waits.values() for parent in wait.parents)
+        self.waits = {
+            queue: wait for queue, wait in waits.items() if queue in ends and ends[queue] > max(wait.offset, positions[queue])
+        }
+        for queue, wait in self.waits.items():
+            ends[queue] = max(wait.offset, positions[queue])
+        self.waits_for_others = others and bool(self.waits)
         return ends
+
+    def warn_of_waits(self, now: float) -> None:
+        """Warn once of each queue that has waited for the same offsets of other queues for a minute. ``now``: monotonic seconds."""
+        since = self._waiting_since
+        self._waiting_since = {
+            queue: since[queue] if queue in since and since[queue][0] == wait else (wait, now)
+            for queue, wait in self.waits.items()
+        }
+        for queue, (wait, begin) in self._waiting_since.items():
+            if now - begin >= STUCK_SECONDS:
+                self._waiting_since[queue] = wait, float("inf")
+                logger.warning("%s", stuck(queue, wait))
 
     def replay(self, start: Checkpoint, end: Checkpoint, current: Checkpoint) -> None:
         """Plan again the ranges of a batch that was logged before a restart.
@@ -119,6 +149,19 @@ class Positions:
                     queue,
                     group,
                 )
+
+
+#: Seconds after which the wait of a queue is a warning, unless the queues for which it waits are processed further.
+STUCK_SECONDS: Final = 60.0
+
+
+def stuck(queue: MessageQueue, wait: Wait) -> str:
+    """Return the warning of a queue that waits for others."""
+    return (
+        f"queue {queue} is read only up to {wait.offset}: its topic was resized, and older messages of its keys are not processed yet. For "
+        f"{STUCK_SECONDS:.0f} s it has waited for {wait}. Find out what holds these queues up, settle parked "
+        "keys (orderedmq parked retry or drop), or seek the group beyond these messages"
+    )
 
 
 #: Seconds, or messages of the topic, after which an anchor is refreshed.

@@ -10,6 +10,7 @@ earlier releases the same meaning.
 from __future__ import annotations
 
 import functools
+import logging
 import signal
 import threading
 import time
@@ -24,11 +25,11 @@ from pyspark.sql.types import StructType
 from ordered_source import group_session, partition_reader, plan
 from ordered_source.admission import Admission
 from ordered_source.columns import arrow_schema, chosen_columns
-from ordered_source.group_session import Session
+from ordered_source.group_session import LOCK_RETRY, Session
 from ordered_source.lot_planner import NO_LOTS, BatchLots, LotPlanner, require_none, require_none_left, without_lots
 from ordered_source.older_spark import ReadLimit, SupportsTriggerAvailableNow, called_by_this_release
 from ordered_source.partition_reader import QueuePartition
-from ordered_source.positions import Anchors, Positions
+from ordered_source.positions import STUCK_SECONDS, Anchors, Positions
 from ordered_source.stopping import StopRequest
 from ordered_source.topic_watch import TopicWatch
 from orderedmq.broker import Broker
@@ -41,6 +42,8 @@ from orderedmq.options.source import SourceOptions
 from orderedmq.ownership.offsets import Checkpoint, offsets_to_json
 from orderedmq.parking import lot_token
 from orderedmq.spark_support import concise_calls
+
+logger = logging.getLogger("orderedmq")
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -125,13 +128,30 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @_interruptible
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        try:
-            return self._latest_offset(start, limit)
-        except TopicError:
-            # A topic may have been deleted since it was listed. After a new listing, the deletion leads to a DataLossError or is an
-            # accepted loss.
-            self._connect()[1].forget_listing()
-            return self._latest_offset(start, limit)
+        deadline = time.monotonic() + self.options.lock_timeout
+        while True:
+            try:
+                end = self._latest_offset(start, limit)
+            except TopicError:
+                # A topic may have been deleted since it was listed. After a new listing, the deletion leads to a DataLossError or is an
+                # accepted loss.
+                self._connect()[1].forget_listing()
+                end = self._latest_offset(start, limit)
+            # With availableNow, the query would end although it has to read what other members of the group now hold up.
+            if (
+                end != start
+                or not self._admission.available_now
+                or self._run is None
+                or not self._run.positions.waits_for_others
+            ):
+                return end
+            if time.monotonic() >= deadline:
+                logger.warning(
+                    "this run leaves messages of %s to the next one, because they wait for queues that other members hold",
+                    ", ".join(map(str, sorted(self._run.positions.waits))),
+                )
+                return end
+            time.sleep(LOCK_RETRY)
 
     def _latest_offset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         if self._stops_here(start):
@@ -168,9 +188,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             or (bool(owner.owned) and current.of_another_group(owner.group))
             or any(since.next.get(queue, at) != at for queue, at in owner.following({}).items())
         )
+        run.positions.warn_of_waits(now)
         if not counts and not lots.counts and not since.fresh and not moved:
             self._quiet = (change, start) if counts is not None else None
             self._quiet_until = self._next_look(change, now, lots)
+            if run.positions.waits:
+                self._quiet_until = min(self._quiet_until, now + STUCK_SECONDS)
             return start
         planned = {**(counts or {}), **lots.counts}
         # A new checkpoint is logged even without rows, so that the start of each queue is decided only once.
@@ -206,6 +229,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         latest: dict[str, Any] = {"next": offsets_to_json({queue: at.max_offset for queue, at in bounds.items()})}
         if self._run.lots is not None:
             latest["parked"] = self._run.lots.summary()
+        waits = self._run.positions.waits
+        if waits:
+            latest["waits"] = {str(queue): str(wait) for queue, wait in sorted(waits.items())}
         return latest
 
     @_interruptible

@@ -7,7 +7,7 @@ the lock of the lot's queue has the same epoch (`parking.queue_token`). tests/co
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from types import TracebackType
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from orderedmq.ownership.membership import Member, Subscription
     from orderedmq.parking import AtSeek, Command, Parking
+    from orderedmq.routing.generations import Resize
+    from orderedmq.routing.selector import Queues
     from orderedmq.rows.filters import Filter
 
 #: Maximum messages of a queue that are pulled but not yet handed over. Java's ``pullThresholdForQueue`` is 1,000, but a task that reads a
@@ -64,7 +66,9 @@ class QueueBounds:
 class TopicInfo:
     """A topic and its settings.
 
-    ``retention_*`` is None if messages are kept forever. ``incarnation`` (embedded) changes if the topic is deleted and created again.
+    ``queues``: the number of queues to which messages go. ``retention_*`` is None if messages are kept forever. Embedded only:
+    ``incarnation`` changes if the topic is deleted and created again. ``closed``: the number of further queues, which take no more messages
+    since the topic shrank. ``own_selector``: 1 if a selector of the user's own has chosen the queues of some rows.
     """
 
     name: str
@@ -73,6 +77,8 @@ class TopicInfo:
     retention_seconds: float | None = None
     retention_bytes: int | None = None
     compression: str = "none"
+    closed: int = 0
+    own_selector: int = 0
 
 
 class Keep(Enum):
@@ -146,6 +152,7 @@ class SinkBatch:
     job: names the Spark job that writes the batch. All attempts of one job have the same rows in a partition, but another job may
         distribute the rows differently. Without a job, all attempts have the same rows in a partition.
     topic: the topic of all rows, if they have only one.
+    own_selector: whether a selector of the user's own chooses the rows' queues.
     """
 
     sink_id: str | None
@@ -154,6 +161,12 @@ class SinkBatch:
     group: str | None = None
     job: str = ""
     topic: str | None = None
+    own_selector: bool = False
+
+
+#: Chooses the queues of staged rows again: (rows, number of queues) → the index of each row's queue. ``rows`` has PRODUCER_COLUMNS, and
+#: queue_id with the index of the queue that was chosen first.
+ChooseAgain = Callable[["pa.RecordBatch", int], "Queues"]
 
 
 @dataclass(frozen=True)
@@ -196,6 +209,7 @@ class Log(Protocol):
     def queues(self, topic: str) -> list[MessageQueue]:
         """Return the queues of a topic that readers read, in order, also while a permission forbids reading them.
 
+        A queue that takes no more messages since a resize is left out once its messages are deleted and no message of it is parked.
         Raises TopicError MISSING.
         """
 
@@ -206,6 +220,12 @@ class Log(Protocol):
         """Return the queues that messages may be sent to, at least one. Queue selectors choose by index in this order.
 
         Raises TopicError MISSING, or NO_SUCH_QUEUE if no queue accepts messages.
+        """
+
+    def resizes(self, topics: Iterable[str]) -> list[Resize]:
+        """Return the resizes of these topics that may still matter to a reader, those of a topic from the oldest to the newest.
+
+        Read the ends of queues before these, because a message that was routed after a resize may be read only with that resize.
         """
 
     def anchor(self, topic: str, offsets: Mapping[MessageQueue, int]) -> str:
@@ -438,9 +458,18 @@ class Outbox(Protocol):
         """Return a staging area for one attempt of one task."""
 
     def publish(
-        self, batch: SinkBatch, receipts: Sequence[Receipt], *, move_offsets: bool = True, skip_differing_replay: bool = False
+        self,
+        batch: SinkBatch,
+        receipts: Sequence[Receipt],
+        *,
+        move_offsets: bool = True,
+        skip_differing_replay: bool = False,
+        again: Callable[[int], ChooseAgain] | None = None,
     ) -> Published:
         """Make the receipts' rows visible, in (partition, row) order, once per (sink_id, batch_id).
+
+        ``again``: makes the selector of a partition. If a topic was resized after its rows were staged, all rows are staged again in the
+        queues that it chooses. Without ``again``, TopicError QUEUE_COUNT is raised.
 
         Raises LockError LOST if an epoch that this run registered for its source is stale, or SinkError REPLAY_DIFFERS,
         BATCH_TOO_OLD, OUT_OF_ORDER or TOKEN_GONE. After an error no row is visible if publishing is atomic.
@@ -451,7 +480,7 @@ class Outbox(Protocol):
 
 
 class Admin(Protocol):
-    """Manages topics and groups. Altering, growing or trimming a topic of parking lots raises TopicError RESERVED."""
+    """Manages topics and groups. Altering, resizing or trimming a topic of parking lots raises TopicError RESERVED."""
 
     def create_topic(
         self, name: str, queues: int, *, retention_seconds: float | None = None, retention_bytes: int | None = None,
@@ -462,8 +491,12 @@ class Admin(Protocol):
         Raises TopicError EXISTS, BAD_NAME, RESERVED, QUEUE_COUNT, and OptionError UNSUPPORTED or INVALID for settings.
         """
 
-    def add_queues(self, name: str, queues: int) -> TopicInfo:
-        """Grow a topic to ``queues`` queues. From then on, keys go to other queues. Raises TopicError MISSING or QUEUE_COUNT."""
+    def resize_topic(self, name: str, queues: int) -> TopicInfo:
+        """Make ``queues`` the number of queues to which messages go. Every key keeps its order (`routing.generations`).
+
+        If the topic shrinks, the queues beyond take no more messages and are read to their ends. Raises TopicError MISSING, QUEUE_COUNT or
+        RESERVED, OptionError UNSUPPORTED.
+        """
 
     def alter_topic(
         self, name: str, *, retention_seconds: float | Keep | None = Keep.KEEP, retention_bytes: int | Keep | None = Keep.KEEP

@@ -286,13 +286,6 @@ def no_such_queue(topic: str, queue: object, known: str = "") -> TopicError:
     return TopicError(TopicCondition.NO_SUCH_QUEUE, f"topic {topic!r} has no queue {queue}{known and f': {known}'}")
 
 
-def cannot_shrink(topic: str, queues: int, wanted: int) -> TopicError:
-    """Return the error for a topic that has more queues than ``wanted``."""
-    return TopicError(
-        TopicCondition.QUEUE_COUNT, f"topic {topic!r} has {queues} queues and cannot shrink to {wanted}. Give a larger number"
-    )
-
-
 def missing_group(group: str, where: str) -> GroupError:
     """Return the error for an unknown group. ``where``: "this store" or "this cluster"."""
     return GroupError(

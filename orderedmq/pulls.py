@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from typing import Final
 
 import pyarrow as pa
@@ -65,6 +65,15 @@ def end_of_lot(log: Log, queue: MessageQueue) -> int:
     """Return the end offset of the parking lot ``queue``, or 0 if no message was ever parked in it, so that it does not exist."""
     bounds = log.bounds([queue]).get(queue)
     return 0 if bounds is None else bounds.max_offset
+
+
+def read_lot_from(log: Log, lots: MutableMapping[MessageQueue, Lot], queue: MessageQueue, begin: int, end: int) -> Lot:
+    """Return the messages of the lot ``queue`` from ``begin`` to ``end``. ``lots`` has what was read before. Raises the errors of `pulls`."""
+    lot = lots.get(queue)
+    if lot is None or lot.begin != begin:
+        lot = lots[queue] = Lot(begin)
+    read_lot(log, lot, queue, end)
+    return lot
 
 
 def read_lot(log: Log, lot: Lot, queue: MessageQueue, end: int) -> None:

@@ -68,6 +68,7 @@ def queue_row(queue_state: GroupQueue, lot: Lot | None = None) -> dict[str, Any]
         "end": queue_state.end,
         "lag": queue_state.lag,
         "progress": queue_state.progress,
+        "waits_for": queue_state.waits,
         "parked": 0 if lot is None else lot.messages,
         "parked_keys": 0 if lot is None else len(lot.keys),
         "parked_due_in": None if wait is None else round(wait, 3),
@@ -88,6 +89,11 @@ def parked_columns(rows: Sequence[Mapping[str, Any]]) -> tuple[Column, ...]:
         Column("parked", "parked", number, right=True),
         Column("parked_due_in", "due in", lambda wait: duration(wait) if wait else "now", right=True),
     )
+
+
+def wait_columns(rows: Sequence[Mapping[str, Any]]) -> tuple[Column, ...]:
+    """Return the column for queues that wait for others since a resize, or no column if none do."""
+    return (Column("waits_for", "waits for"),) if any(row.get("waits_for") for row in rows) else ()
 
 
 def _member_row(group: str, info: MemberInfo) -> dict[str, Any]:
@@ -175,6 +181,7 @@ def describe(shell: Shell, group: Group) -> None:
         *OFFSET_COLUMNS,
         *progress_columns(queues),
         *parked_columns(queues),
+        *wait_columns(queues),
         *owner_columns(short),
     )
     shell.show(members, member_columns, none=f"group {group} has no members now")

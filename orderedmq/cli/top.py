@@ -14,7 +14,14 @@ import typer
 
 from orderedmq.broker import Broker
 from orderedmq.cli import queue_names
-from orderedmq.cli.groups import OFFSET_COLUMNS, owner_columns, parked_columns, progress_columns, queue_row
+from orderedmq.cli.groups import (
+    OFFSET_COLUMNS,
+    owner_columns,
+    parked_columns,
+    progress_columns,
+    queue_row,
+    wait_columns,
+)
 from orderedmq.cli.shell import Column, Shell, command, commands, console, table
 from orderedmq.conditions import OptionCondition
 from orderedmq.errors import GroupError, OptionError
@@ -39,7 +46,7 @@ _RATE: Final = Column("rate", "msg/s", number, right=True)
 
 def _columns(rows: Sequence[Row]) -> tuple[Column, ...]:
     owners = owner_columns(short_names(owners_of(rows)))
-    figures = (*OFFSET_COLUMNS, *progress_columns(rows), *parked_columns(rows), _RATE)
+    figures = (*OFFSET_COLUMNS, *progress_columns(rows), *parked_columns(rows), *wait_columns(rows), _RATE)
     columns = (Column("group", "group"), *queue_names.columns(rows), *figures, *owners)
     # Each queue has one line, so that the number of lines is known.
     return tuple(column._replace(cut=not column.right) for column in columns)

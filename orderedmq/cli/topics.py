@@ -1,21 +1,23 @@
-"""``orderedmq topic``: create, list, describe, alter, add-queues, trim, delete."""
+"""``orderedmq topic``: create, list, describe, alter, resize, trim, delete."""
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, TypeVar
 
 import typer
 
-from orderedmq.broker import Keep, TopicInfo
+from orderedmq.broker import Broker, Keep, TopicInfo
 from orderedmq.cli import queue_names
 from orderedmq.cli.queue_names import queue_fields
 from orderedmq.cli.shell import Column, Shell, command, commands
 from orderedmq.conditions import OptionCondition, TopicCondition, UnavailableCondition
-from orderedmq.errors import OptionError, RocketMQUnavailableError, TopicError
+from orderedmq.errors import GroupError, OptionError, RocketMQUnavailableError, TopicError
 from orderedmq.model import MAX_QUEUES, MessageQueue
 from orderedmq.options.values import EARLIEST, LATEST, invalid, parse_duration, parse_offsets_json, parse_size, shown
+from orderedmq.tools.group_state import GroupQueue, group_queues
 from orderedmq.tools.readable import duration, moment, number, short_moment, size, yes_no
 
 T = TypeVar("T")
@@ -50,6 +52,7 @@ def topic_row(topic: TopicInfo) -> dict[str, Any]:
     return {
         "topic": topic.name,
         "queues": topic.queues,
+        "closed": topic.closed,
         "retention_seconds": topic.retention_seconds,
         "retention_bytes": topic.retention_bytes,
         "compression": topic.compression,
@@ -100,7 +103,7 @@ def create(
         raise TopicError(
             TopicCondition.QUEUE_COUNT,
             f"topic {name!r} exists with {info.queues} queues, not {queues}. Give --queues {info.queues}, or see orderedmq topic "
-            "add-queues",
+            "resize",
         )
     if created:
         text = f"created topic {name} with {queues} queues in {shell.address}"
@@ -139,6 +142,7 @@ def describe(shell: Shell, name: Name) -> None:
         topic = broker.log.topic(name)
         details = broker.admin.describe_topic(name)
         waiting = broker.admin.waiting_bytes(name)
+        waits = _waits(broker, name)
         message_type = broker.admin.message_type(name)
     rows = [
         {
@@ -173,11 +177,26 @@ def describe(shell: Shell, name: Name) -> None:
         f"{number(sum(row['messages'] for row in rows))} messages{'' if message_type is None else f' of type {message_type}'}"
     )
     shell.show(rows, columns, title=f"{name}: {', '.join([f'{topic.queues} queues', total, *limits])}")
+    for state in waits:
+        shell.done(
+            {"topic": name, "group": state.group, **queue_fields(state.queue), "waits_for": state.waits},
+            f"group {state.group}: queue {state.queue.queue_id} waits for {state.waits}",
+        )
     if waiting:
         shell.done(
             {"topic": name, "waiting_bytes": waiting},
             f"{size(waiting)} of deleted messages are still on the disk, because their segment files also have messages that are kept",
         )
+
+
+def _waits(broker: Broker, topic: str) -> list[GroupQueue]:
+    """Return the queues of a topic that wait for others in some group, because the topic was resized."""
+    out: list[GroupQueue] = []
+    for group in broker.admin.groups() if broker.log.resizes([topic]) else ():
+        # A group may have been deleted after it was listed.
+        with contextlib.suppress(GroupError):
+            out += [state for state in group_queues(broker, group) if state.queue.topic == topic and state.waits is not None]
+    return out
 
 
 @command(app, "alter")
@@ -222,19 +241,24 @@ def _changed(text: str | None, parse: Callable[[str], T]) -> T | Keep | None:
     return None if text.strip().lower() == "none" else parse(text)
 
 
+@command(app, "resize")
+def resize(shell: Shell, name: Name, queues: Queues) -> None:
+    """Change a topic's number of queues, up or down, while it is written and read. Every key keeps its order.
+
+    A queue is read beyond the resize when the queues that may have older messages of its keys are processed up to there.
+    """
+    with shell.broker() as broker:
+        resized = broker.admin.resize_topic(name, queues)
+    closed = f". {resized.closed} others take no more messages and are read to their ends" if resized.closed else ""
+    shell.done(topic_row(resized), f"topic {name} has {resized.queues} queues{closed}")
+
+
 @command(app, "add-queues")
 def add_queues(shell: Shell, name: Name, queues: Queues, yes: Yes = False) -> None:
-    """Increase a topic's number of queues. Asks first, because keys then go to other queues, which interrupts their order."""
-    with shell.broker() as broker:
-        now = broker.log.topic(name).queues
-        if queues > now:
-            shell.ask(
-                f"With {queues} instead of {now} queues, new messages of most sharding keys of {name} go to another queue than "
-                "earlier messages, and have no order relative to them. Continue?",
-                yes,
-            )
-        grown = broker.admin.add_queues(name, queues)
-    shell.done(topic_row(grown), f"topic {name} has {grown.queues} queues")
+    """Another name of topic resize, from when it interrupted the order of keys and asked first."""
+    del yes
+    shell.note("topic add-queues is now topic resize, which keeps the order of every key")
+    resize(shell, name, queues)
 
 
 @command(app, "trim")

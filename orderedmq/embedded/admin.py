@@ -25,6 +25,7 @@ from orderedmq.embedded.store.schema import (
     PARKED,
     PROGRESS,
     QUEUES,
+    RESIZES,
     TOPICS,
     LockRow,
     Table,
@@ -34,7 +35,6 @@ from orderedmq.errors import (
     GroupError,
     OptionError,
     StoreError,
-    cannot_shrink,
     in_use,
     missing_group,
     no_such_queue,
@@ -127,16 +127,11 @@ class EmbeddedAdmin:
             put_topic(txn, changed)
         return changed
 
-    def add_queues(self, name: str, queues: int) -> TopicInfo:
+    def resize_topic(self, name: str, queues: int) -> TopicInfo:
         check_queue_count(name, queues)
         _refuse_parked(name)
         with self._write() as txn:
-            topic = topic_of(txn, name)
-            if queues < topic.queues:
-                raise cannot_shrink(name, topic.queues, queues)
-            grown = replace(topic, queues=queues)
-            put_queues(txn, grown, topic.queues)
-        return grown
+            return index.resize(txn, topic_of(txn, name), queues)
 
     def delete_topic(self, name: str) -> None:
         _refuse_parked(name)
@@ -148,7 +143,7 @@ class EmbeddedAdmin:
     def describe_topic(self, name: str) -> list[QueueInfo]:
         out = []
         with self._read() as txn:
-            for queue in index.queues_of(topic_of(txn, name)):
+            for queue in index.listed(txn, topic_of(txn, name)):
                 at = index.state(txn, queue)
                 chunks = list(index.chunks(txn, queue, at, at.min_offset))
                 out.append(
@@ -370,6 +365,8 @@ def _delete(txn: Transaction, topics: Sequence[TopicInfo], alive: Callable[[str]
         for queue in index.queues_of(topic):
             index.retire(txn, topic, queue, before=index.state(txn, queue).max_offset)
             txn.delete(QUEUES, *schema.key_of(queue))
+        for resize in list(txn.scan(RESIZES, topic.name)):
+            txn.delete(RESIZES, *resize[:2])
         payloads.forget_space(txn, topic)
         txn.delete(TOPICS, topic.name)
     names = {topic.name for topic in going}

@@ -34,6 +34,7 @@ from orderedmq.embedded.store.schema import (
     PAYLOADS,
     PROGRESS,
     QUEUES,
+    RESIZES,
     SEGMENTS,
     SETTINGS,
     SPACE,
@@ -190,10 +191,27 @@ def _examine(contents: Contents, out: Checked) -> None:
 
 def _topics(contents: Contents, queues: dict[MessageQueue, QueueRow]) -> Iterator[str]:
     expected = {
-        MessageQueue(topic.name, EMBEDDED_BROKER, number) for topic in contents.rows(TOPICS) for number in range(topic.queues)
+        MessageQueue(topic.name, EMBEDDED_BROKER, number)
+        for topic in contents.rows(TOPICS)
+        for number in range(topic.queues + topic.closed)
     }
     for queue in sorted(expected ^ set(queues)):
         yield f"queue {queue} {'has no topic' if queue in queues else 'has no state'}"
+    last: dict[str, int] = {}
+    for resize in contents.rows(RESIZES):
+        name = f"resize {resize.number} of topic {resize.topic}"
+        if last.setdefault(resize.topic, resize.former) != resize.former:
+            yield f"{name} is from {resize.former} queues, but the one before it was to {last[resize.topic]}"
+        last[resize.topic] = resize.queues
+        for number, end in enumerate(json.loads(resize.ends)):
+            queue = MessageQueue(resize.topic, EMBEDDED_BROKER, number)
+            if queue not in queues or end > queues[queue].max_offset:
+                yield f"{name} says that queue {queue} ended at {end}, which it has not reached"
+    for topic in contents.rows(TOPICS):
+        if last.pop(topic.name, topic.queues) != topic.queues:
+            yield f"topic {topic.name} has {topic.queues} queues, but its last resize was to another number"
+    for name in last:
+        yield f"topic {name} was resized, but does not exist"
 
 
 def _index(contents: Contents, queues: dict[MessageQueue, QueueRow], used: dict[Place, str], out: Checked) -> Iterator[str]:

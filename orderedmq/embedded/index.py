@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import json
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Final
 
 import pyarrow as pa
@@ -22,10 +23,24 @@ from orderedmq.embedded import chunk_codec as codec
 from orderedmq.embedded import payloads
 from orderedmq.embedded.clock import Clock
 from orderedmq.embedded.store import schema
-from orderedmq.embedded.store.schema import CHUNKS, INLINE, QUEUES, SETTINGS, TOPICS, Chunk, QueueRow, Setting, TopicRow
+from orderedmq.embedded.store.schema import (
+    CHUNKS,
+    INLINE,
+    OFFSETS,
+    QUEUES,
+    RESIZES,
+    SETTINGS,
+    TOPICS,
+    Chunk,
+    QueueRow,
+    ResizeRow,
+    Setting,
+    TopicRow,
+)
 from orderedmq.embedded.store.transaction import Transaction
 from orderedmq.errors import StoreError, no_such_queue
 from orderedmq.model import DEFAULT_COMPRESSION, EMBEDDED_BROKER, MessageQueue, OffsetRange, missing_topic
+from orderedmq.parking import origin, parked_queue
 from orderedmq.rows.retention import Clocks
 
 #: A tail chunk of this many rows or more is not merged. It is at least half full, and reading it costs about as much per row as reading
@@ -145,7 +160,51 @@ def _delete(txn: Transaction, topic: TopicInfo, queue: MessageQueue, gone: Seque
 
 
 def queues_of(topic: TopicInfo) -> list[MessageQueue]:
-    return [MessageQueue(topic.name, EMBEDDED_BROKER, number) for number in range(topic.queues)]
+    """Return all queues of a topic. The first ``topic.queues`` take messages."""
+    return [MessageQueue(topic.name, EMBEDDED_BROKER, number) for number in range(topic.queues + topic.closed)]
+
+
+def listed(txn: Transaction, topic: TopicInfo) -> list[MessageQueue]:
+    """Return the queues of a topic without closed ones of which nothing is left: no message, and none in a group's parking lot."""
+    queues = queues_of(topic)
+    closed = queues[topic.queues :]
+    groups = groups_with_lots(txn, topic.name) if closed else []
+
+    def needed(queue: MessageQueue) -> bool:
+        at = state(txn, queue)
+        return at.min_offset < at.max_offset or any(_has_parked(txn, group, queue) for group in groups)
+
+    return queues[: topic.queues] + [queue for queue in closed if needed(queue)]
+
+
+def groups_with_lots(txn: Transaction, topic: str) -> list[str]:
+    """Return the groups that have parking lots for a topic."""
+    return [name[0] for row in txn.scan(TOPICS) if (name := origin(row.name)) is not None and name[1] == topic]
+
+
+def _has_parked(txn: Transaction, group: str, queue: MessageQueue) -> bool:
+    lot = schema.key_of(parked_queue(group, queue))
+    at, processed = txn.get(QUEUES, *lot), txn.get(OFFSETS, group, *lot)
+    return at is not None and at.max_offset > (0 if processed is None else processed.next_offset)
+
+
+def resize(txn: Transaction, topic: TopicInfo, queues: int) -> TopicInfo:
+    """Make ``queues`` the number of queues to which the topic's messages go from now on. Record where the former ones end."""
+    if queues == topic.queues:
+        return topic
+    every = queues_of(topic)
+    resized = replace(topic, queues=queues, closed=max(len(every), queues) - queues)
+    ends = [state(txn, queue).max_offset for queue in every]
+    former = list(txn.scan(RESIZES, topic.name))
+    number = former[-1].number + 1 if former else 0
+    if not groups_with_lots(txn, topic.name):
+        begins = [state(txn, queue).min_offset for queue in every]
+        # Nobody can read a message from before these resizes any more.
+        for row in itertools.takewhile(lambda row: all(at <= begin for at, begin in zip(json.loads(row.ends), begins)), former):
+            txn.delete(RESIZES, *row[:2])
+    txn.put(ResizeRow(topic.name, number, topic.queues, queues, json.dumps(ends)))
+    put_queues(txn, resized, len(every))
+    return resized
 
 
 def retain(txn: Transaction, topic: TopicInfo, clock: Clock, *, most: int | None) -> dict[MessageQueue, int]:

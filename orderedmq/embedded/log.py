@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import bisect
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -19,11 +20,12 @@ from orderedmq.embedded.index import topic_of
 from orderedmq.embedded.staging import EmbeddedStaging, discard, make_visible
 from orderedmq.embedded.store import schema
 from orderedmq.embedded.store.database import Store
-from orderedmq.embedded.store.schema import QUEUES, Chunk, QueueRow
+from orderedmq.embedded.store.schema import QUEUES, RESIZES, Chunk, QueueRow
 from orderedmq.embedded.store.store_file import another_store
 from orderedmq.embedded.store.transaction import Transaction
 from orderedmq.errors import OptionError, StoreError, aged_out, beyond_end, recreated
 from orderedmq.model import MessageQueue, OffsetRange
+from orderedmq.routing.generations import Resize
 from orderedmq.routing.selector import require_targets
 from orderedmq.rows.filters import Filter
 from orderedmq.rows.message_rows import normalise
@@ -117,13 +119,23 @@ class EmbeddedLog:
             return topic_of(txn, name)
 
     def queues(self, topic: str) -> list[MessageQueue]:
-        return index.queues_of(self.topic(topic))
+        with self._store.read() as txn:
+            return index.listed(txn, topic_of(txn, topic))
 
     def readable(self, topic: str) -> list[MessageQueue]:
         return self.queues(topic)
 
     def targets(self, topic: str) -> list[MessageQueue]:
-        return self.queues(topic)
+        return index.queues_of(replace(self.topic(topic), closed=0))
+
+    def resizes(self, topics: Iterable[str]) -> list[Resize]:
+        out: list[Resize] = []
+        with self._store.read() as txn:
+            for name in topics:
+                topic = index.topic_at(txn, name)
+                if topic is not None:
+                    out += [schema.resize_of(row, not topic.own_selector) for row in txn.scan(RESIZES, name)]
+        return out
 
     def anchor(self, topic: str, offsets: Mapping[MessageQueue, int]) -> str:
         """Return the topic's incarnation and the store's id, which do not depend on ``offsets``. A copy of a store has the same id."""
@@ -340,7 +352,7 @@ class EmbeddedLog:
             raise
         with contextlib.closing(staging), self._published_or_gone(receipt), self._store.write() as txn:
             for topic in {queue.topic for queue in among}:
-                require_targets(topic, among, index.queues_of(topic_of(txn, topic)))
+                require_targets(topic, among, index.queues_of(replace(topic_of(txn, topic), closed=0)))
             also(txn)
             ends = {queue: index.state(txn, queue).max_offset for queue in rows}
             added = make_visible(txn, [receipt], self._clock)

@@ -5,7 +5,7 @@ A publish writes index entries, not messages (except small chunks, which it stor
 1. If the batch number is already recorded, do nothing if the content is the same, and refuse the batch otherwise.
 2. Refuse the batch if this run registered a source whose lock epoch is now stale. A source that was deleted after it was read is not.
 3. Refuse the batch if another batch of the sink has published the same messages.
-4. Refuse the batch if a segment is missing.
+4. Refuse the batch if a segment is missing, or if a topic was resized after its rows were staged. `publish` then stages them again.
 5. Make the rows visible in (partition, row) order, record the batch, and move the group offsets of the run's sources.
 """
 
@@ -13,24 +13,31 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
 
-from orderedmq.broker import Published, Receipt, SinkBatch
-from orderedmq.conditions import SinkCondition
+import pyarrow as pa
+
+from orderedmq.broker import ChooseAgain, Published, Receipt, SinkBatch
+from orderedmq.conditions import SinkCondition, TopicCondition
 from orderedmq.embedded import garbage, groups, runs
 from orderedmq.embedded.clock import Clock
-from orderedmq.embedded.index import incarnation_of
+from orderedmq.embedded.index import incarnation_of, queues_of, topic_of
 from orderedmq.embedded.runs import Registration
-from orderedmq.embedded.staging import EmbeddedStaging, discard, make_visible
+from orderedmq.embedded.staging import EmbeddedStaging, discard, make_visible, staged_rows
 from orderedmq.embedded.store import schema
 from orderedmq.embedded.store.database import Store
 from orderedmq.embedded.store.schema import BATCHES, BatchRow
 from orderedmq.embedded.store.transaction import Transaction
-from orderedmq.errors import NEWEST_CHECKPOINT, SinkError
+from orderedmq.errors import NEWEST_CHECKPOINT, SinkError, TopicError
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue, OffsetRange
 from orderedmq.ownership.lock import LockToken
 from orderedmq.ownership.micro_batch import KEPT_BATCHES, SourceRun, is_repeat, require_same
+from orderedmq.routing.selector import by_queue
+
+#: How often the rows of a batch are routed, because their topics were resized in the meantime.
+_CHOICES: Final = 5
 
 
 class EmbeddedOutbox:
@@ -54,6 +61,7 @@ class EmbeddedOutbox:
         *,
         move_offsets: bool = True,
         skip_differing_replay: bool = False,
+        again: Callable[[int], ChooseAgain] | None = None,
     ) -> Published:
         chosen: dict[int, Receipt] = {}
         for receipt in receipts:
@@ -62,6 +70,43 @@ class EmbeddedOutbox:
         ordered = [chosen[partition] for partition in sorted(chosen)]
         with self._store.errors_mapped("publish"):
             sources = runs.registered(self._store.path, batch.run) if batch.run else []
+        for choices_left in reversed(range(_CHOICES)):
+            try:
+                return self._publish(batch, sources, ordered, receipts, move_offsets, skip_differing_replay)
+            except TopicError as error:
+                if error.sub != TopicCondition.QUEUE_COUNT or again is None or not choices_left:
+                    raise
+                ordered = [self._stage_again(batch, receipt, again(receipt.partition)) for receipt in ordered]
+                receipts = [*receipts, *ordered]
+        raise AssertionError("the last choice returns or raises")
+
+    def _stage_again(self, batch: SinkBatch, receipt: Receipt, choose: ChooseAgain) -> Receipt:
+        """Stage the rows of a receipt again, in the queues that their topics have now. Rows of one queue keep their order."""
+        staging = self.open(batch, receipt.partition)
+        try:
+            with self._store.read() as txn:
+                topics = [topic_of(txn, name) for name in receipt.staged.spread]
+            queues = {topic.name: staging.targets(topic.name, queues_of(replace(topic, closed=0))) for topic in topics}
+            for queue, rows in staged_rows(self._store, receipt):
+                numbers = pa.repeat(pa.scalar(queue.queue_id, pa.int32()), rows.num_rows)
+                chosen = choose(rows.append_column("queue_id", numbers), len(queues[queue.topic]))
+                for target, some in by_queue(rows, chosen, queues[queue.topic]):
+                    staging.add(target, some)
+            return staging.receipt()
+        except BaseException:
+            staging.abandon()
+            raise
+
+    def _publish(
+        self,
+        batch: SinkBatch,
+        sources: Sequence[Registration],
+        ordered: Sequence[Receipt],
+        receipts: Sequence[Receipt],
+        move_offsets: bool,
+        skip_differing_replay: bool,
+    ) -> Published:
+        """Publish ``ordered``, the receipts that count among ``receipts``. Raises TopicError QUEUE_COUNT, and the errors of `publish`."""
         with self._store.write() as txn:
             record = _record(txn, sources, ordered)
             if batch.sink_id is not None and self._was_published(txn, batch, record, skip_differing_replay):
@@ -74,7 +119,7 @@ class EmbeddedOutbox:
             }
             if batch.sink_id is not None:
                 self._require_new(txn, batch, sources)
-            ranges = make_visible(txn, ordered, self._clock)
+            ranges = make_visible(txn, ordered, self._clock, own_selector=batch.own_selector)
             if batch.sink_id is not None:
                 self._remember(txn, batch, record)
             if move_offsets:

@@ -22,7 +22,18 @@ from orderedmq.embedded.store import schema
 from orderedmq.embedded.store.schema import PARKED, QUEUES, TOPICS, ParkedRow
 from orderedmq.embedded.store.transaction import Transaction
 from orderedmq.model import MessageQueue
-from orderedmq.parking import LOT_COLUMNS, SOURCE_COLUMNS, Command, Lot, Parking, command_rows, origin, parked_queue, to_park
+from orderedmq.parking import (
+    LOT_COLUMNS,
+    SOURCE_COLUMNS,
+    Command,
+    Lot,
+    Parking,
+    command_rows,
+    lot_name,
+    origin,
+    parked_queue,
+    to_park,
+)
 from orderedmq.schema import concat_batches
 
 
@@ -66,8 +77,8 @@ def _lies(txn: Transaction, key: tuple[Any, ...], begin: int) -> bool:
 
 
 def _lots(txn: Transaction, queue: MessageQueue, lot: MessageQueue) -> TopicInfo:
-    """Return the topic of the group's lots. It is created if missing, and extended to at least as many queues as ``queue``'s topic."""
-    queues = topic_of(txn, queue.topic).queues
+    """Return the topic of the group's lots. It is created if missing, and extended to all queues of ``queue``'s topic."""
+    queues = len(index.queues_of(topic_of(txn, queue.topic)))
     topic = made(txn, lot.topic, queues)
     if topic.queues >= queues:
         return topic
@@ -128,13 +139,10 @@ def count(txn: Transaction, lot: MessageQueue, at: int | None) -> int:
 
 
 def of_group(txn: Transaction, group: str) -> list[TopicInfo]:
-    return [topic_of(txn, name) for name, (owner, _) in _origins(txn) if owner == group]
+    lots = [row.name for row in txn.scan(TOPICS) if (name := origin(row.name)) is not None and name[0] == group]
+    return [topic_of(txn, name) for name in lots]
 
 
 def of_topic(txn: Transaction, topic: str) -> list[TopicInfo]:
     """Return the topics of all groups' parking lots for ``topic``."""
-    return [topic_of(txn, name) for name, (_, leader) in _origins(txn) if leader == topic]
-
-
-def _origins(txn: Transaction) -> list[tuple[str, tuple[str, str]]]:
-    return [(row.name, parked_by) for row in txn.scan(TOPICS) if (parked_by := origin(row.name)) is not None]
+    return [topic_of(txn, lot_name(group, topic)) for group in index.groups_with_lots(txn, topic)]

@@ -14,6 +14,7 @@ import threading
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -30,9 +31,11 @@ from orderedmq.embedded.store.database import Store
 from orderedmq.embedded.store.schema import BATCHES, SEGMENTS, Chunk
 from orderedmq.embedded.store.segment_file import Header, SegmentWriter
 from orderedmq.embedded.store.transaction import Transaction
-from orderedmq.errors import SinkError, StoreError, rows_gone
+from orderedmq.errors import SinkError, StoreError, no_such_queue, rows_gone
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue, OffsetRange, check_topic
 from orderedmq.routing.content_hash import content_sum64
+from orderedmq.routing.selector import routed_before
+from orderedmq.schema import PRODUCER_COLUMNS
 
 #: From this many bytes of rows on, starting a thread is worth its cost.
 THREAD_BYTES: Final = 1024 * 1024
@@ -210,10 +213,26 @@ class EmbeddedStaging:
         )
 
 
-def make_visible(txn: Transaction, receipts: Iterable[Receipt], clock: Clock) -> dict[MessageQueue, OffsetRange]:
+def staged_rows(store: Store, receipt: Receipt) -> Iterator[tuple[MessageQueue, pa.RecordBatch]]:
+    """Yield the rows of a receipt with their queues, in the order in which they were staged. Raises SinkError TOKEN_GONE."""
+    staged: Staged = receipt.staged
+    for chunk, payload in staged.chunks:
+        try:
+            content = payload or store.segments.read(chunk.segment, chunk.position, chunk.stored_bytes)
+        except FileNotFoundError:
+            raise rows_gone(receipt.partition, receipt.token) from None
+        codec.verify(content, chunk)
+        yield schema.queue_of(chunk), codec.rows_of(content, chunk, PRODUCER_COLUMNS, "")
+
+
+def make_visible(
+    txn: Transaction, receipts: Iterable[Receipt], clock: Clock, *, own_selector: bool = False
+) -> dict[MessageQueue, OffsetRange]:
     """Make the rows of receipts visible in the receipts' order, apply the retention of their topics, and return their offsets.
 
-    Raises SinkError TOKEN_GONE if a segment is missing, has another size than its receipt says, or was published before.
+    ``own_selector``: see `SinkBatch`. Raises TopicError QUEUE_COUNT if a topic has another number of queues than when its rows were
+    staged, or NO_SUCH_QUEUE if a queue takes no more messages; SinkError TOKEN_GONE if a segment is missing, has another size than its
+    receipt says, or was published before.
     """
     now = clock.wall()
     topics: dict[str, TopicInfo] = {}
@@ -222,10 +241,16 @@ def make_visible(txn: Transaction, receipts: Iterable[Receipt], clock: Clock) ->
     for receipt in receipts:
         staged: Staged = receipt.staged
         segment = receipt.token
+        for name, count in staged.spread.items():
+            topic = topics.setdefault(name, topic_of(txn, name))
+            if topic.queues != count:
+                raise routed_before(name, count, topic.queues)
         if staged.size and (txn.segments.size(segment) != staged.size or txn.get(SEGMENTS, segment) is not None):
             raise rows_gone(receipt.partition, receipt.token)
         for chunk, payload in staged.chunks:
             topic = topics.get(chunk.topic) or topics.setdefault(chunk.topic, topic_of(txn, chunk.topic))
+            if chunk.queue_id >= topic.queues:
+                raise no_such_queue(topic.name, chunk.queue_id, f"it has {topic.queues} queues that take messages")
             if payload is None:
                 payloads.hold(txn, topic, chunk)
         # Count all chunks before adding any, because merging one chunk could otherwise release the segment that has the next.
@@ -236,6 +261,8 @@ def make_visible(txn: Transaction, receipts: Iterable[Receipt], clock: Clock) ->
             before = ranges.get(queue)
             ranges[queue] = OffsetRange(before.begin if before else span.begin, span.end)
     for topic in topics.values():
+        if own_selector and not topic.own_selector and added[topic.name]:
+            index.put_topic(txn, replace(topic, own_selector=1))
         index.retain(txn, topic, clock, most=index.most_after(added[topic.name]))
     return ranges
 

@@ -56,7 +56,7 @@ class Owned:
 
     As in RocketMQ's ProcessQueue, messages are taken in order, and the committed offset is one more than the offset of the last message
     taken. Messages in flight and messages waiting to be planned each form a range without gaps. So three offsets suffice:
-    [``begin``, ``position``) is in flight, and [``position``, ``known``) was found at the broker and is not planned.
+    [``begin``, ``position``) is in flight, and [``position``, ``known``) was found at the broker, may be read, and is not planned.
     """
 
     __slots__ = ("begin", "entered", "known", "leader", "phase", "position", "queue", "token")
@@ -99,8 +99,9 @@ class Owned:
         self.entered = True
 
     def found(self, end: int) -> None:
-        """Record that the broker has messages up to ``end`` (exclusive)."""
-        self.known = max(self.known, end)
+        """Record that messages up to ``end`` (exclusive) may be planned."""
+        assert self.position is not None
+        self.known = max(self.position, end)
 
     def plan(self, count: int) -> None:
         """Take the next ``count`` messages into a batch."""

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Final
 
 from orderedmq.broker import Keep, LockInfo, MemberInfo, PullSettings, QueueInfo, TopicInfo
-from orderedmq.conditions import LockCondition, OptionCondition, TopicCondition, UnavailableCondition
+from orderedmq.conditions import LockCondition, OptionCondition, UnavailableCondition
 from orderedmq.errors import (
     GroupError,
     LockError,
@@ -24,7 +24,6 @@ from orderedmq.errors import (
     RocketMQError,
     RocketMQUnavailableError,
     TopicError,
-    cannot_shrink,
     in_use,
     missing_group,
     outside_queue,
@@ -38,7 +37,6 @@ from orderedmq.model import (
     MessageQueue,
     check_queue_count,
     check_topic,
-    missing_topic,
 )
 from orderedmq.ownership.lock import LOCK_LIFE
 from orderedmq.parking import (
@@ -68,7 +66,6 @@ from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.deadline import REQUEST_TIMEOUT, Deadline
 from orderedmq.rocketmq.sink.message_stamp import is_bookmark_group
 from orderedmq.rocketmq.wire import admin_requests, group_requests, registers
-from orderedmq.rocketmq.wire.admin_requests import NORMAL
 from orderedmq.rocketmq.wire.message_requests import broker_config, version_of
 from orderedmq.rocketmq.wire.route import SYSTEM_GROUP_PREFIX
 
@@ -126,7 +123,7 @@ class RocketMQAdmin:
         masters = every_master(self._client)
         if message_type is not None:
             self._require_types(name, message_type, masters)
-        self._resize(name, dict.fromkeys(masters, 0), queues, message_type=message_type)
+        self._make(name, queues, masters, message_type=message_type)
         return self._log.topic(name)
 
     def alter_topic(
@@ -140,31 +137,15 @@ class RocketMQAdmin:
                 raise _not_settable(what, name)
         return self._log.topic(name)
 
-    def add_queues(self, name: str, queues: int) -> TopicInfo:
-        """See `Admin.add_queues`. The brokers with the fewest queues get the new ones.
-
-        A broker at which the topic may not be both written and read gets none, because this request would also change its permission.
-        """
+    def resize_topic(self, name: str, queues: int) -> TopicInfo:
+        """See `Admin.resize_topic`. Raises OptionError UNSUPPORTED: producers learn the number from routes, one after the other."""
         check_queue_count(name, queues)
-        _refuse_parking_lot(name)
-        there = queue_counts(self._log, name)
-        if not there:
-            raise missing_topic(name)
-        total = sum(there.values())
-        if queues < total:
-            raise cannot_shrink(name, total, queues)
-        limited = {data.broker_name for data in self._log.route(name).queues if not (data.readable and data.writable)}
-        counts = {broker: there.get(broker, 0) for broker in every_master(self._client) if broker not in limited}
-        if queues > total and not counts:
-            raise TopicError(
-                TopicCondition.QUEUE_COUNT,
-                f"topic {name!r} cannot get more queues, because its permission forbids writing or reading at each broker. Allow both first "
-                "(mqadmin updateTopicPerm -p 6)",
-            )
-        # Brokers that do not have the topic yet create it, so pass its message type.
-        message_type = self.message_type(name)
-        self._resize(name, counts, queues, already=total, message_type=None if message_type == NORMAL else message_type)
-        return self._log.topic(name)
+        self._log.queues(name)
+        raise OptionError(
+            OptionCondition.UNSUPPORTED,
+            f"topic {name!r} cannot be resized in order over RocketMQ, where each producer learns the number of queues at another time. Create "
+            f"a topic with {queues} queues and write to it, or let keys lose their order once with mqadmin updateTopic -r {queues} -w {queues}",
+        )
 
     def delete_topic(self, name: str) -> None:
         """See `Admin.delete_topic`. Before RocketMQ 5.0, groups keep their offsets in a deleted topic, unless it is a parking lot.
@@ -460,14 +441,12 @@ class RocketMQAdmin:
             if is_bookmark_group(name) and any(queue.topic == topic for queue in queues)
         ]
 
-    def _resize(self, name: str, counts: Mapping[str, int], queues: int, already: int = 0, *, message_type: str | None) -> None:
-        """Add queues to the brokers with the fewest queues until the total is ``queues``. Wait until the nameserver knows them."""
-        grown = dict(counts)
-        for _ in range(queues - already):
-            grown[min(grown, key=lambda broker: (grown[broker], broker))] += 1
-        masters = every_master(self._client)
-        for broker, count in grown.items():
-            if count > counts[broker]:
+    def _make(self, name: str, queues: int, masters: Mapping[str, str], *, message_type: str | None) -> None:
+        """Divide a new topic's queues evenly among the brokers. Wait until the nameserver knows them."""
+        names = sorted(masters)
+        for place, broker in enumerate(names):
+            count = (queues - place + len(names) - 1) // len(names)
+            if count:
                 request = admin_requests.create_topic(name, count, message_type=message_type)
                 self._client.call_address(masters[broker], request, Deadline.after(REQUEST_TIMEOUT))
         await_registration(lambda: sum(queue_counts(self._log, name).values()) == queues, name)

@@ -9,7 +9,7 @@ row without a key goes to a queue that its content determines (``by_content``).
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -52,11 +52,31 @@ def require_targets(topic: str, among: Collection[MessageQueue], now: Sequence[M
     """Raise TopicError QUEUE_COUNT if ``now``, a topic's targets, are not those of ``among``, from which a caller chose queues."""
     then = [queue for queue in among if queue.topic == topic]
     if then != list(now):
-        raise TopicError(
-            TopicCondition.QUEUE_COUNT,
-            f"topic {topic!r} has other queues now than when the queues of these rows were chosen ({len(then)} then, {len(now)} now), so a key "
-            "could be in two queues. No row was stored. Send the rows again",
-        )
+        raise routed_before(topic, len(then), len(now))
+
+
+def routed_before(topic: str, then: int, now: int) -> TopicError:
+    """Return the error for rows whose queues were chosen when the topic had other queues."""
+    return TopicError(
+        TopicCondition.QUEUE_COUNT,
+        f"topic {topic!r} has other queues now than when the queues of these rows were chosen ({then} then, {now} now), so a key "
+        "could be in two queues. No row was stored. Send the rows again",
+    )
+
+
+def by_queue(
+    rows: pa.RecordBatch, chosen: Queues, queues: Sequence[MessageQueue]
+) -> Iterator[tuple[MessageQueue, pa.RecordBatch]]:
+    """Yield each queue that gets rows, with its rows in their order. ``chosen``: the index of each row's queue."""
+    if len(chosen) and (chosen == chosen[0]).all():
+        yield queues[chosen[0]], rows
+        return
+    together = rows.take(pa.array(np.argsort(chosen, kind="stable")))
+    begin = 0
+    for number, count in enumerate(np.bincount(chosen, minlength=len(queues)).tolist()):
+        if count:
+            yield queues[number], together.slice(begin, count)
+            begin += count
 
 
 class Selector(Protocol):
@@ -274,6 +294,11 @@ def load_function(path: str) -> SelectorFunction:
     return function
 
 
+def is_own(name: str) -> bool:
+    """Return whether the option messageQueueSelector names a function of the user's own."""
+    return ":" in name
+
+
 def _invalid(path: str, why: str, remedy: str) -> OptionError:
     return OptionError(OptionCondition.INVALID, f"option messageQueueSelector: {path!r} {why}. {remedy}".replace("\n", " "))
 
@@ -294,6 +319,6 @@ def selector(name: str, seed: int, *, by_content: bool = False) -> Selector:
             return ContentSelector() if by_content else RandomSelector(seed)
         case "queueId":
             return QueueIdSelector()
-    if ":" not in name:
+    if not is_own(name):
         raise _invalid(name, "is not a selector", "Use hash, mod, random, queueId or package.module:function")
     return FunctionSelector(load_function(name), name)

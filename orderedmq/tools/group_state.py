@@ -12,6 +12,7 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
+from orderedmq.barrier import Barrier
 from orderedmq.broker import Broker, LockInfo
 from orderedmq.model import MessageQueue
 from orderedmq.parking import leader_of
@@ -27,7 +28,8 @@ class GroupQueue:
     """A group's state in one queue. ``offset`` None: the group has not committed. ``lock`` None: the queue has no owner.
 
     ``begin``: the offset of the queue's first message. ``gone``: unprocessed messages that retention has deleted. ``progress``: how many of
-    the messages that ``lag`` counts the listener of the running micro-batch is done with.
+    the messages that ``lag`` counts the listener of the running micro-batch is done with. ``waits``: which queues hold this one up since its
+    topic was resized, None if none do.
     """
 
     group: str
@@ -38,6 +40,7 @@ class GroupQueue:
     lag: int
     lock: LockInfo | None
     progress: int = 0
+    waits: str | None = None
 
     @property
     def gone(self) -> int:
@@ -58,6 +61,7 @@ def group_queues(broker: Broker, group: str, also: Iterable[MessageQueue] = ()) 
     progress = broker.admin.group_progress(group)
     locks = {lock.queue: lock for lock in broker.admin.locks(group)}
     bounds = broker.log.bounds(sorted(offsets.keys() | locks.keys() | set(also)))
+    waits = Barrier(broker, group).waits(sorted({queue.topic for queue in bounds}), {})
     states = []
     for queue, at in bounds.items():
         offset, lock = offsets.get(queue), locks.get(queue)
@@ -66,7 +70,9 @@ def group_queues(broker: Broker, group: str, also: Iterable[MessageQueue] = ()) 
         owner_lock = lock if lock is not None and lock.held else None
         lag = max(0, at.max_offset - following)
         done = min(max(0, progress.get(queue, 0) - following), lag)
-        states.append(GroupQueue(group, queue, offset, at.min_offset, at.max_offset, lag, owner_lock, done))
+        wait = waits.get(queue)
+        held_up = str(wait) if wait is not None and lag and wait.offset <= following else None
+        states.append(GroupQueue(group, queue, offset, at.min_offset, at.max_offset, lag, owner_lock, done, held_up))
     return states
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Final, TypeAlias
 
-import numpy as np
 import pyarrow as pa
 
 from orderedmq.broker import Log
 from orderedmq.conditions import TopicCondition
 from orderedmq.errors import TopicError
 from orderedmq.model import MessageQueue, check_topic
-from orderedmq.routing.selector import KeyedSelectorName, keyed
+from orderedmq.routing.selector import KeyedSelectorName, by_queue, keyed
 from orderedmq.routing.sharding_key import GivenKeyType, hashed_keys
 from orderedmq.rows.message_rows import select_columns
 from orderedmq.schema import PRODUCER_COLUMNS
@@ -46,7 +45,8 @@ def append_chosen(
             if error.sub not in (TopicCondition.QUEUE_COUNT, TopicCondition.NO_SUCH_QUEUE) or not choices_left:
                 raise
             now = {topic: log.targets(topic) for topic in topics}
-            if all(targets[topic] == now[topic] for topic in topics):
+            # A topic that had other targets for the append may have the former ones again.
+            if error.sub == TopicCondition.NO_SUCH_QUEUE and all(targets[topic] == now[topic] for topic in topics):
                 raise
             targets.update(now)
 
@@ -106,16 +106,10 @@ class Producer:
         append_chosen(self._log, self._targets, lambda: dict(self._by_queue(rows)))
 
     def _by_queue(self, rows: pa.RecordBatch) -> Iterator[tuple[MessageQueue, pa.RecordBatch]]:
-        """Yield each queue that gets rows, with its rows in their order."""
+        """Return each queue that gets rows, with its rows in their order."""
         keys = None
         if "sharding_key" in rows.schema.names:
             keys = hashed_keys(rows.column("sharding_key"), self._key_type, f"a batch for topic {self._topic!r}")
         queues = self._targets[self._topic]
         chosen = self._selector.select(rows, keys, len(queues))
-        order = np.argsort(chosen, kind="stable")
-        together = rows.take(pa.array(order))
-        begin = 0
-        for number, count in enumerate(np.bincount(chosen, minlength=len(queues)).tolist()):
-            if count:
-                yield queues[number], together.slice(begin, count)
-                begin += count
+        return by_queue(rows, chosen, queues)

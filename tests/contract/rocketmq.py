@@ -45,6 +45,7 @@ LACKS: Final = {
     "membership age": "a membership lasts as long as its connection, or 120 s without a heartbeat, not as long as a lock",
     "unused groups": "a broker lists every group that ever had a member, and forgets everything about a group that is deleted",
     "long groups": "a group's name has 120 characters at most",
+    "resizes": "each producer learns a new number of queues at another time, so keys would lose their order",
     "sizes": "brokers do not report the size of messages, so sizes beyond the first few messages are estimates",
 }
 

@@ -14,6 +14,7 @@ from orderedmq.errors import OrderedMQError
 from orderedmq.model import MAX_NAME_LENGTH, MAX_QUEUES, RESERVED_PREFIXES
 from tests.contract.support import BIG, EVERYTHING, FakeClock, Place, bodies, locked, needs, queues_of, refused, rows, state
 from tests.examples import examples
+from tests.grow import grow
 
 
 @needs("topic settings")
@@ -47,7 +48,7 @@ def test_a_topic_that_exists_is_not_made_again(broker: Broker):
 
 @pytest.mark.parametrize("count", [0, -1, MAX_QUEUES + 1])
 def test_a_count_of_queues_out_of_range_is_refused(broker: Broker, count: int):
-    for call in (lambda: broker.admin.create_topic("t", count), lambda: broker.admin.add_queues("orders", count)):
+    for call in (lambda: broker.admin.create_topic("t", count), lambda: broker.admin.resize_topic("orders", count)):
         with refused("TOPIC.QUEUE_COUNT", count):
             call()
     assert [topic.name for topic in broker.log.topics()] == ["orders"]
@@ -110,15 +111,13 @@ def test_any_name_is_a_topic_or_refused_before_anything_is_made(broker: Broker, 
 def test_a_topic_grows_and_its_queues_stay(broker: Broker):
     broker.log.append({queues_of(broker)[0]: rows("abc")})
     incarnation = broker.log.topic("orders").incarnation
-    grown = broker.admin.add_queues("orders", 5)
+    grow(broker, "orders", 5)
+    grown = broker.log.topic("orders")
     assert (grown.queues, grown.incarnation) == (5, incarnation)
     assert [len(bodies(broker, queue)) for queue in queues_of(broker)] == [3, 0, 0, 0, 0]
     broker.log.append({queues_of(broker)[4]: rows("x")})
-    assert broker.admin.add_queues("orders", 5) == grown
-    with refused("TOPIC.QUEUE_COUNT", 5, 4):
-        broker.admin.add_queues("orders", 4)
     with refused("TOPIC.MISSING"):
-        broker.admin.add_queues("nothing", 4)
+        broker.admin.resize_topic("nothing", 4)
 
 
 @needs("offsets of topics")

@@ -32,6 +32,7 @@ from tests.contract.support import (
     state,
     users_properties,
 )
+from tests.grow import grow
 
 LONGEST = MAX_NAME_LENGTH - len(DEAD_LETTER_PREFIX)
 
@@ -336,7 +337,7 @@ def test_dead_letters_that_were_trimmed_are_known_still(broker: Broker, token: L
 
 def test_a_dead_letter_topic_that_grew_goes_on_in_its_first_queue(broker: Broker, token: LockToken):
     broker.groups.dead_letter(token, letters([3]), [3])
-    broker.admin.add_queues("%DLQ%g", 2)
+    grow(broker, "%DLQ%g", 2)
     assert broker.groups.dead_letter(token, letters([3, 4]), [3, 4]) == 1
     assert bodies(broker, queues_of(broker, "%DLQ%g")[0]) == ["body 3", "body 4"]
 

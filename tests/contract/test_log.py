@@ -32,6 +32,7 @@ from tests.contract.support import (
     users_properties,
 )
 from tests.examples import examples
+from tests.grow import grow
 from tests.waits import until
 
 #: All examples of a property-based test share one place; each example uses its own topic.
@@ -292,7 +293,7 @@ def test_a_producer_chooses_among_the_queues_that_its_topic_has_now(place: Place
     keyed = rows(range(20), sharding_key=[f"key-{number}" for number in range(20)])
     producer, other = Producer(broker.log, "orders"), place.connect()
     if count > len(queues_of(broker)):
-        other.admin.add_queues("orders", count)
+        grow(other, "orders", count)
     else:
         other.admin.delete_topic("orders")
         other.admin.create_topic("orders", count)
@@ -313,7 +314,7 @@ def test_a_producer_keeps_the_order_of_its_rows_in_each_queue(broker: Broker):
 def test_rows_are_refused_whole_if_the_topic_has_other_queues_than_those_they_were_chosen_among(place: Place, broker: Broker):
     queues = queues_of(broker)
     broker.log.append({queues[0]: rows("a")}, among=queues)
-    place.connect().admin.add_queues("orders", 4)
+    grow(place.connect(), "orders", 4)
     until(lambda: len(broker.log.targets("orders")) == 4, "the connection sees the new queue")
     with refused("TOPIC.QUEUE_COUNT", "'orders'"):
         broker.log.append({queue: rows("b") for queue in queues}, among=queues)

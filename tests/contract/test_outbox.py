@@ -15,6 +15,7 @@ from orderedmq.broker import Broker, Receipt, SinkBatch
 from orderedmq.model import RESERVED_PROPERTIES, MessageQueue
 from orderedmq.ownership.micro_batch import SourceRun
 from tests.contract.support import FakeClock, Place, bodies, locked, needs, queues_of, refused, rows, span, state
+from tests.grow import grow
 
 WEEK = 7 * 24 * 3600.0
 
@@ -221,7 +222,7 @@ def spread(broker: Broker, batch: SinkBatch, keys: str) -> Receipt:
 def test_attempts_of_a_batch_use_the_same_queues_although_the_topic_got_more(broker: Broker):
     queues_of(broker)
     spread(broker, numbered(0, "dead"), "abcd")
-    broker.admin.add_queues("orders", 8)
+    grow(broker, "orders", 8)
     assert not broker.outbox.publish(numbered(0), [spread(broker, numbered(0), "abcdefgh")]).replayed
     queues = broker.log.targets("orders")
     assert sorted(body for queue in queues for body in bodies(broker, queue)) == list("abcdefgh")
@@ -231,7 +232,7 @@ def test_attempts_of_a_batch_use_the_same_queues_although_the_topic_got_more(bro
 def test_a_published_batch_is_the_same_although_the_topic_got_queues_since(broker: Broker):
     queues_of(broker)
     broker.outbox.publish(numbered(0), [spread(broker, numbered(0), "abcdefgh")])
-    broker.admin.add_queues("orders", 8)
+    grow(broker, "orders", 8)
     before = state(broker, ["orders"])
     assert broker.outbox.publish(numbered(0, "again"), [spread(broker, numbered(0, "again"), "abcdefgh")]).replayed
     assert state(broker, ["orders"]) == before

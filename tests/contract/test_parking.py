@@ -41,6 +41,7 @@ from tests.contract.support import (
     state,
     users_properties,
 )
+from tests.grow import grow
 
 LOTS = "%PARKED%g%orders"
 ALL = tuple(MESSAGE_SCHEMA.names)
@@ -163,7 +164,7 @@ def test_nothing_to_park_makes_no_topic(broker: Broker, token: LockToken):
 
 def test_lots_grow_with_their_topic(broker: Broker, token: LockToken):
     park(broker, token, [3])
-    broker.admin.add_queues("orders", 5)
+    grow(broker, "orders", 5)
     new = queues_of(broker)[4]
     broker.log.append({new: rows("a")})
     [other] = locked(broker, "g", broker.groups.join("other"), [new])
@@ -404,7 +405,7 @@ def test_retention_deletes_nothing_that_is_parked(broker: Broker, clock: FakeClo
         lambda: broker.admin.alter_topic(LOTS, retention_seconds=10),
         lambda: broker.admin.trim(LOTS),
         lambda: broker.admin.trim(LOTS, {lot_token(token).queue: 1}),
-        lambda: broker.admin.add_queues(LOTS, 9),
+        lambda: broker.admin.resize_topic(LOTS, 9),
     ):
         with refused("TOPIC.RESERVED", LOTS, "'g'"):
             change()

@@ -169,7 +169,7 @@ def test_queues_that_are_added_are_read_from_their_beginning_also_across_a_crash
     query = world.start(source={"startingOffsets": "latest"}).process_all_available()
     assert world.group_at() == {0: 10, 1: 10, 2: 10}, "the query has begun"
     world.points.arm("write", "fail")
-    world.broker.admin.add_queues("in", 5)
+    world.broker.admin.resize_topic("in", 5)
     world.queues = world.broker.log.queues("in")
     # The first batch with the new queues fails.
     world.produce(10)

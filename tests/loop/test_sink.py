@@ -58,7 +58,6 @@ BAD: list[tuple[str, pa.RecordBatch, dict[str, str], str]] = [
     ("an oversize body", row("x" * 4194305), OUT, "MESSAGE.TOO_LARGE"),
     ("a long key", row(sharding_key="k" * 5000), OUT, "MESSAGE.KEY_TOO_LONG"),
     ("an unloadable selector", row(sharding_key=None), {**OUT, "messageQueueSelector": "no.such:f"}, "OPTION.INVALID"),
-    ("another number of queues than asserted", row(), {**OUT, "topicQueueNums": "3"}, "TOPIC.QUEUE_COUNT"),
 ]
 
 

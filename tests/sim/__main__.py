@@ -19,6 +19,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=10_000, help="how many seeds (default 10000)")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--seed", type=int, help="simulate only this seed")
+    parser.add_argument("--resizing", action="store_true", help="resize the topic often")
     parser.add_argument("--trace", action="store_true", help="with --seed: print the events")
     parser.add_argument(
         "--steps", type=int, default=STEPS, help=f"number of random steps before the faults end (default {STEPS})"
@@ -35,18 +36,18 @@ def main() -> int:
         print("\n".join(f"no seed notices {name}" for name in missed) or "each planted bug is noticed by a seed")
         return int(bool(missed))
     if asked.seed is not None:
-        report = run(asked.seed, asked.steps)
+        report = run(asked.seed, asked.steps, resizing=asked.resizing)
         if asked.trace:
-            print("\n".join(trace(asked.seed, asked.steps)))
+            print("\n".join(trace(asked.seed, asked.steps, resizing=asked.resizing)))
         print(report.failures.get(asked.seed, f"seed {asked.seed} is fine"))
         return int(bool(report.failures))
     began = time.monotonic()
     total = Report()
-    running = Many(range(asked.first, asked.first + asked.seeds), asked.steps, asked.jobs)
+    running = Many(range(asked.first, asked.first + asked.seeds), asked.steps, asked.jobs, resizing=asked.resizing)
     for part in running.reports():
         total.add(part)
         for seed, what in part.failures.items():
-            print(f"seed {seed}: {what}\n    {command(seed)}", flush=True)
+            print(f"seed {seed}: {what}\n    {command(seed, resizing=asked.resizing)}", flush=True)
         if sys.stderr.isatty():
             print(f"\r{total.seeds:,} of {asked.seeds:,}", end="", file=sys.stderr, flush=True)
     running.close()

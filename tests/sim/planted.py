@@ -10,12 +10,13 @@ from typing import Final
 
 from tests.sim.bugs import BUGS
 from tests.sim.key_bugs import KEY_BUGS
-from tests.sim.runs import run
+from tests.sim.resize_bugs import RESIZE_BUGS
+from tests.sim.runs import Report, run
 from tests.sim.simulation import Scenario
 
 Bug = Callable[[], AbstractContextManager[object]]
 
-ALL: Final[tuple[Bug, ...]] = (*BUGS, *KEY_BUGS)
+ALL: Final[tuple[Bug, ...]] = (*BUGS, *KEY_BUGS, *RESIZE_BUGS)
 _FILE: Final = Path(__file__).with_name("planted_seeds.json")
 
 
@@ -25,6 +26,11 @@ def known_seeds() -> dict[str, int]:
     return seeds
 
 
+def run_for(bug: Bug, seed: int) -> Report:
+    """Simulate a seed, in which the topic is resized if the bug is one of the barrier."""
+    return run(seed, resizing=bug in RESIZE_BUGS)
+
+
 def first_seed(bug: Bug, seeds: int) -> int | None:
     """The first of ``seeds`` seeds that notices the bug, or None."""
     for seed in range(seeds):
@@ -32,7 +38,7 @@ def first_seed(bug: Bug, seeds: int) -> int | None:
         if bug in KEY_BUGS and Scenario.of(seed).kind.keys is None:
             continue
         with bug():
-            if run(seed).failures:
+            if run_for(bug, seed).failures:
                 return seed
     return None
 

@@ -22,6 +22,7 @@ from orderedmq.model import MessageQueue, is_parked
 from orderedmq.ownership.lock import ClientIdentity, LockToken, Refusal
 from orderedmq.ownership.membership import Member, Subscription
 from orderedmq.parking import leader_of
+from orderedmq.routing.generations import Resize
 from tests.sim.world import GROUP, TICK, World
 
 #: The possible faults of a call. A repeated entry makes a fault more frequent. A late call takes effect after its caller gave up.
@@ -197,6 +198,10 @@ class Process:
 
     def readable(self, name: str) -> list[MessageQueue]:
         return self.world.queues
+
+    def resizes(self, topics: Sequence[str]) -> list[Resize]:
+        # Without resizes, make no call, so that such seeds keep their random draws.
+        return [] if self.world.resizing is None else self._call(self.world.resizes)
 
     def require_rights(self, topics: Sequence[str], group: str | None) -> None:
         """Allow everything."""

@@ -205,6 +205,8 @@ class Query:
         empty = span.begin == span.end and (lot is None or lot.begin == lot.end)
         if empty or not 0 <= span.begin <= span.end <= self.world.ends[token.queue]:
             self.world.fail(f"{self.name}: {token.queue} was planned from {span.begin} to {span.end}")
+        if self.world.resizing is not None:
+            self.world.resizing.planned(self.name, token.queue, *span)
         if kind.keys is not None:
             assert lot is not None
             assert self.around is not None

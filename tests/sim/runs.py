@@ -46,9 +46,9 @@ class Report:
         return ", ".join(f"{name} {count:,}" for name, count in sorted(self.reached.items()))
 
 
-def run(seed: int, steps: int = STEPS) -> Report:
+def run(seed: int, steps: int = STEPS, *, resizing: bool = False) -> Report:
     """Simulate one seed. An error that the code under test raises is also a failure, because the simulation should handle it."""
-    simulation = Simulation(Scenario.of(seed))
+    simulation = Simulation((Scenario.resizing if resizing else Scenario.of)(seed))
     failures = {}
     try:
         simulation.run(steps)
@@ -60,9 +60,9 @@ def run(seed: int, steps: int = STEPS) -> Report:
     )
 
 
-def trace(seed: int, steps: int = STEPS) -> list[str]:
+def trace(seed: int, steps: int = STEPS, *, resizing: bool = False) -> list[str]:
     """Return the events of a seed, one per line."""
-    simulation = Simulation(Scenario.of(seed), trace=True)
+    simulation = Simulation((Scenario.resizing if resizing else Scenario.of)(seed), trace=True)
     assert simulation.world.trace is not None
     try:
         simulation.run(steps)
@@ -71,16 +71,16 @@ def trace(seed: int, steps: int = STEPS) -> list[str]:
     return simulation.world.trace
 
 
-def command(seed: int) -> str:
-    return f"python -m tests.sim --seed {seed} --trace"
+def command(seed: int, *, resizing: bool = False) -> str:
+    return f"python -m tests.sim --seed {seed} --trace{' --resizing' if resizing else ''}"
 
 
-def _chunk(seeds: Sequence[int], steps: int) -> Report:
+def _chunk(seeds: Sequence[int], steps: int, resizing: bool) -> Report:
     # A world is full of reference cycles and lives for milliseconds, so collect garbage once per chunk.
     gc.disable()
     total = Report()
     for seed in seeds:
-        total.add(run(seed, steps))
+        total.add(run(seed, steps, resizing=resizing))
     gc.collect()
     return total
 
@@ -88,13 +88,13 @@ def _chunk(seeds: Sequence[int], steps: int) -> Report:
 class Many:
     """Simulates seeds in ``jobs`` parallel processes."""
 
-    def __init__(self, seeds: range, steps: int = STEPS, jobs: int = 2) -> None:
+    def __init__(self, seeds: range, steps: int = STEPS, jobs: int = 2, *, resizing: bool = False) -> None:
         self.count = len(seeds)
         # Do not fork, because PyArrow has threads.
         spawn = multiprocessing.get_context("spawn")
         self._pool = ProcessPoolExecutor(jobs, spawn)
         parts = [seeds[at : at + _CHUNK] for at in range(0, len(seeds), _CHUNK)]
-        self._futures = [self._pool.submit(_chunk, part, steps) for part in parts]
+        self._futures = [self._pool.submit(_chunk, part, steps, resizing) for part in parts]
 
     def reports(self) -> Iterator[Report]:
         """Yield the report of each part of the seeds when it is done."""

@@ -19,6 +19,7 @@ from tests.sim.key_task import Around, Keys, KeyTask, Listener
 from tests.sim.lots import Lots
 from tests.sim.process import Caller, Network, Process, virtual
 from tests.sim.query import Kind, Query
+from tests.sim.resizing import QUEUES, Resizing
 from tests.sim.sink import Sink
 from tests.sim.task import ListenerTask
 from tests.sim.world import TICK, Violation, World, message
@@ -42,6 +43,14 @@ class Scenario:
     #: The first query is sometimes started a second time on the same checkpoint.
     twin: bool
     kind: Kind
+    #: The topic is resized often. Without seeks, after which a key's messages may come out in another order.
+    resizes: bool = False
+
+    @classmethod
+    def resizing(cls, seed: int) -> Scenario:
+        scenario = cls.of(seed)
+        queues = random.Random(f"queues {seed}").randint(1, 4)
+        return replace(scenario, queues=queues, seeks=False, resizes=True)
 
     @classmethod
     def of(cls, seed: int) -> Scenario:
@@ -122,6 +131,8 @@ class Simulation:
         self.world.ledger.strict = not scenario.twin
         self.world.ledger.at_work = self._at_work
         self.listener = Listener(self.random, 0.0, 0.0, 0.0, calm=True)
+        if scenario.resizes:
+            self.world.resizing = Resizing(self.world, keyless=kind.keys is not None and kind.keys.keyless)
         if kind.keys is not None:
             self._park(kind.keys)
         self.steps = 0
@@ -133,7 +144,7 @@ class Simulation:
     def _park(self, keys: Keys) -> None:
         """Add parking lots and their judge to the world."""
         world = self.world
-        world.lots = Lots(world, keys.key_of)
+        world.lots = Lots(world, keys.key_of if world.resizing is None else world.resizing.key_of)
         world.keys = KeyJudge(world, world.lots)
         world.keys.strict = not self.scenario.twin
         self.listener = Listener(self.random, keys.poison, keys.deadly, keys.flaky)
@@ -165,7 +176,7 @@ class Simulation:
             (self._produce, 60),
             (self._stop, 12),
             (self._late_task, 25),
-            (self._grow, 4),
+            (self._resize, 40) if self.scenario.resizes else (self._grow, 4),
             (self._wall_jumps, 8),
         ]
         if not self.scenario.calm:
@@ -245,6 +256,12 @@ class Simulation:
         if len(self.world.queues) < 10:
             self.world.grow()
             self.world.note(f"the topic has {len(self.world.queues)} queues now")
+
+    def _resize(self) -> None:
+        resizing = self.world.resizing
+        assert resizing is not None
+        resizing.resize(self.random.randint(1, QUEUES))
+        self.world.note(f"the topic is resized to {resizing.count} queues at {self.world.ends}")
 
     def _wall_jumps(self) -> None:
         self.world.wall_offset += self.random.choice((-3600.0, -90.0, 90.0, 3600.0))
@@ -448,6 +465,7 @@ class Simulation:
             self.world.produce(queue, self.random.randint(0, 2))
         self._rounds(staying)
         self._rounds(staying)
+        self._through_generations(staying)
         if self.world.lots is not None:
             self._drain(staying)
         if len(self.world.moves) > moves:
@@ -458,15 +476,24 @@ class Simulation:
             if processed != end or at != end:
                 self.world.fail(f"{queue}: {processed} of {end} messages came out, and the group is at {at}")
 
+    def _through_generations(self, staying: Sequence[Query]) -> None:
+        """Step the queries until they read nothing more: what one member has processed lets another one read on."""
+        before: object = None
+        while self.world.resizing is not None and before != self.world.group_offsets:
+            before = dict(self.world.group_offsets)
+            self._rounds(staying)
+
     def _drain(self, staying: Sequence[Query]) -> None:
         """Fail unless all unparked messages are decided and, once listeners accept everything, also the parked ones."""
         lots, judge, keys = self.world.lots, self.world.keys, self.scenario.kind.keys
         assert lots is not None
         assert judge is not None
         assert keys is not None
-        judge.others(keys.room)
+        if self.world.resizing is None:
+            # A parked message also holds newer messages of other queues if the topic was resized.
+            judge.others(keys.room)
         self.listener.calm = True
-        for _ in range(10):
+        for _ in range(10 if self.world.resizing is None else 100):
             parked = [(queue, one) for queue in self.world.queues for one in lots.live(queue)]
             if not parked:
                 break
@@ -477,6 +504,7 @@ class Simulation:
             late = max((one.ticket.due - now for _, one in parked if one.ticket is not None), default=0)
             self.world.advance(max(0, late) / 1000)
             self._rounds(staying)
+            self._through_generations(staying)
         else:
             self.world.fail(f"lots do not drain: {parked[:3]} (K5)")
         judge.drained()

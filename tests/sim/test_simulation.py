@@ -16,6 +16,7 @@ from tests.sim.simulation import STEPS, Scenario
 
 #: The number of seeds in the fast tier and in the long one. `make simulate` runs more.
 SEEDS = 500
+RESIZED_SEEDS = 150
 MANY_SEEDS = 10_000
 
 
@@ -24,9 +25,25 @@ MANY_SEEDS = 10_000
 @pytest.mark.timeout(1800)
 def test_queries_of_a_group_process_every_queue_once_and_in_order_whatever_happens(pytestconfig, nightly: bool, capsys):
     count = pytestconfig.getoption("--seeds") or (MANY_SEEDS if nightly else SEEDS)
+    total = simulate(range(count), capsys)
+    missed = [name for name in REACHED if not total.reached[name]]
+    assert not missed or count < SEEDS, f"these events never happened in listeners with order per key: {', '.join(missed)}"
+
+
+@pytest.mark.holds("resize", "order per key")
+@pytest.mark.timeout(1800)
+def test_keys_keep_their_order_whatever_happens_while_their_topic_is_resized(pytestconfig, nightly: bool, capsys):
+    count = pytestconfig.getoption("--seeds") or (MANY_SEEDS if nightly else RESIZED_SEEDS)
+    total = simulate(range(count), capsys, resizing=True)
+    assert total.reached["resized"] >= 5 * count
+    assert total.reached["read after a move"] >= 50 * count
+
+
+def simulate(seeds: range, capsys: pytest.CaptureFixture[str], *, resizing: bool = False) -> Report:
+    """Simulate seeds and return their report. Fail with the trace of the first seed that fails."""
     total = Report()
     # Use one process, because the test run's second process needs the other processor.
-    running = Many(range(count), jobs=1)
+    running = Many(seeds, jobs=1, resizing=resizing)
     for part in running.reports():
         total.add(part)
         if len(total.failures) > 20:
@@ -36,13 +53,12 @@ def test_queries_of_a_group_process_every_queue_once_and_in_order_whatever_happe
         print(f"\nsimulation: {total}\norder per key: {total.keys()}")
     if total.failures:
         seed = min(total.failures)
-        lines = "\n".join(trace(seed)[-120:])
+        lines = "\n".join(trace(seed, resizing=resizing)[-120:])
         others = ", ".join(map(str, sorted(total.failures)[:20]))
-        pytest.fail(f"seed {seed}: {total.failures[seed]}\n{command(seed)}\nfailed: {others}\n{lines}")
-    assert total.seeds == count
+        pytest.fail(f"seed {seed}: {total.failures[seed]}\n{command(seed, resizing=resizing)}\nfailed: {others}\n{lines}")
+    assert total.seeds == len(seeds)
     assert total.steps >= total.seeds * STEPS
-    missed = [name for name in REACHED if not total.reached[name]]
-    assert not missed or count < SEEDS, f"these events never happened in listeners with order per key: {', '.join(missed)}"
+    return total
 
 
 def test_a_seed_is_one_run():

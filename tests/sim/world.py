@@ -20,10 +20,12 @@ from orderedmq.ownership import lock as rules
 from orderedmq.ownership.lock import LOCK_LIFE, ClientIdentity, Instant, LockToken, QueueLock, Refusal
 from orderedmq.ownership.membership import Member, Subscription, present
 from orderedmq.parking import AtSeek, queue_token
+from orderedmq.routing.generations import Resize
 
 if TYPE_CHECKING:
     from tests.sim.key_judge import KeyJudge
     from tests.sim.lots import Lots
+    from tests.sim.resizing import Resizing
 
 GROUP: Final = "billing"
 TOPIC: Final = "orders"
@@ -89,6 +91,8 @@ class World:
         #: The parking lots and their judge, if the listeners have order per key.
         self.lots: Lots | None = None
         self.keys: KeyJudge | None = None
+        #: The generations of the topic, if it is resized.
+        self.resizing: Resizing | None = None
         #: How often each event happened that the simulation must cover.
         self.reached: Counter[str] = Counter()
 
@@ -126,6 +130,10 @@ class World:
         self.now = max(self.now, target)
 
     def produce(self, queue: MessageQueue, count: int) -> None:
+        """Write messages into a queue, or if the topic is resized, into the queues of random keys."""
+        if self.resizing is not None:
+            self.resizing.produce(count)
+            return
         self.ends[queue] += count
         self.changes += 1
 
@@ -136,6 +144,9 @@ class World:
         self.ends[queue] = 0
         self.ledger.add(queue)
         self.changes += 1
+
+    def resizes(self) -> list[Resize]:
+        return [] if self.resizing is None else self.resizing.resizes
 
     def reboot(self) -> None:
         """Restart the monotonic clock. All processes must be dead already."""

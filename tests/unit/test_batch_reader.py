@@ -223,7 +223,7 @@ def test_reads_nothing_for_a_group_past_the_requested_end_and_warns(broker: Brok
 @pytest.mark.parametrize("starting", [named(0, 0), named(7, 0), named(-1, 0), "earliest", "committed"])
 def test_a_queue_whose_end_is_minus_2_is_left_out(broker: Broker, caplog: pytest.LogCaptureFixture, starting: str) -> None:
     """Whatever its beginning, and without a word about messages that were deleted or processed."""
-    broker.admin.add_queues("in", 2)
+    broker.admin.resize_topic("in", 2)
     produce(broker, 30, 10)
     trim(broker, 30)
     commit(broker, 5)

@@ -22,13 +22,14 @@ from orderedmq.errors import no_such_queue
 from orderedmq.model import DEAD_LETTER_PREFIX, EMBEDDED_BROKER, MAX_QUEUES, MessageQueue, check_topic
 from orderedmq.ownership.lock import Instant, QueueLock
 from orderedmq.ownership.membership import Member, Subscription
+from orderedmq.routing.generations import Resize
 from orderedmq.rows.retention import Clocks
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 #: The format of stores, which the file has as SQLite's ``user_version``. No release has made a store of an earlier format.
-FORMAT: Final = 8
+FORMAT: Final = 9
 #: SQLite's ``application_id`` of a store's file: "omq\0".
 APPLICATION: Final = 0x6F6D7100
 #: ``Chunk.segment`` of a chunk whose payload is in the table ``payloads``.
@@ -48,7 +49,11 @@ class Setting(NamedTuple):
 
 
 class TopicRow(NamedTuple):
-    """A topic. ``incarnation`` distinguishes it from an earlier one of the same name."""
+    """A topic. ``incarnation`` distinguishes it from an earlier one of the same name.
+
+    ``closed``: the number of further queues, which take no more messages since the topic shrank. They keep their offsets, because the topic
+    may grow again. ``own_selector``: 1 if a selector of the user's own has chosen the queues of some rows.
+    """
 
     name: str
     queues: int
@@ -56,6 +61,8 @@ class TopicRow(NamedTuple):
     retention_seconds: float | None
     retention_bytes: int | None
     compression: str
+    closed: int = 0
+    own_selector: int = 0
 
 
 class QueueRow(NamedTuple):
@@ -67,6 +74,19 @@ class QueueRow(NamedTuple):
     max_offset: int = 0
     stored_bytes: int = 0
     last_stored: int = 0
+
+
+class ResizeRow(NamedTuple):
+    """A resize of a topic (`routing.generations.Resize`): the numbers of queues before and after it.
+
+    ``ends``: the next offset of each queue at that time, as a JSON array. Later queues did not exist.
+    """
+
+    topic: str
+    number: int
+    former: int
+    queues: int
+    ends: str
 
 
 class Chunk(NamedTuple):
@@ -277,6 +297,7 @@ _SQL_TYPES: Final[dict[Any, str]] = {
 SETTINGS: Final = Table("settings", Setting, 1)
 TOPICS: Final = Table("topics", TopicRow, 1)
 QUEUES: Final = Table("queues", QueueRow, 2)
+RESIZES: Final = Table("resizes", ResizeRow, 2)
 CHUNKS: Final = Table("chunks", Chunk, 3)
 PAYLOADS: Final = Table("payloads", Payload, 1, sealed=False)
 SEGMENTS: Final = Table("segments", Segment, 1)
@@ -291,8 +312,8 @@ BATCHES: Final = Table("batches", BatchRow, 2)
 TABLES: Final[dict[type, Table[Any]]] = {
     table.row: table
     for table in (
-        SETTINGS, TOPICS, QUEUES, CHUNKS, PAYLOADS, SEGMENTS, SPACE, OFFSETS, PROGRESS, LOCKS, MEMBERS, DEAD_LETTERS, PARKED,
-        BATCHES,
+        SETTINGS, TOPICS, QUEUES, RESIZES, CHUNKS, PAYLOADS, SEGMENTS, SPACE, OFFSETS, PROGRESS, LOCKS, MEMBERS, DEAD_LETTERS,
+        PARKED, BATCHES,
     )
 }  # fmt: skip
 #: The tables with rows of a group, by which `Admin.groups` finds it. The others keep rows only of groups that are in one of these.
@@ -330,6 +351,14 @@ def key_of(queue: MessageQueue) -> tuple[str, int]:
 
 def queue_of(row: QueueRow | Chunk | OffsetRow | ProgressRow | LockRow | DeadLetterRow | ParkedRow) -> MessageQueue:
     return MessageQueue(row.topic, EMBEDDED_BROKER, row.queue_id)
+
+
+@functools.lru_cache(maxsize=_KEPT)
+def resize_of(row: ResizeRow, by_key: bool) -> Resize:
+    every = [MessageQueue(row.topic, EMBEDDED_BROKER, number) for number in range(max(row.former, row.queues))]
+    return Resize(
+        tuple(every[: row.former]), tuple(every[: row.queues]), dict(zip(every, json.loads(row.ends), strict=False)), by_key
+    )
 
 
 def sink_key(sink_id: str) -> str:

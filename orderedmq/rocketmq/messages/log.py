@@ -10,7 +10,7 @@ import contextlib
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import zip_longest
 from typing import Final, TypeVar
@@ -47,6 +47,7 @@ from orderedmq.rocketmq.wire import message_requests, rights
 from orderedmq.rocketmq.wire.message_requests import PullResult
 from orderedmq.rocketmq.wire.rights import TOOLS_GROUP
 from orderedmq.rocketmq.wire.route import ROUTE_FORBIDS, BrokerData, Route, RouteState, not_readable, state_of, user_topics
+from orderedmq.routing.generations import Resize
 from orderedmq.routing.selector import require_targets
 from orderedmq.rows.filters import Filter
 from orderedmq.schema import select_schema
@@ -163,6 +164,11 @@ class RocketMQLog:
                 f"topic {topic!r} has no queue that accepts messages: the topic or its brokers are read-only. Set their permission to 6",
             )
         return queues
+
+    def resizes(self, topics: Iterable[str]) -> list[Resize]:
+        """Return no resizes, because the servers record none."""
+        del topics
+        return []
 
     def forget(self, topic: str) -> None:
         """Forget the topic's route and the comparisons with its anchors, so that the next use asks the servers."""

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, NamedTuple, TypeVar
 
-from orderedmq.broker import Published, Receipt, SinkBatch
+from orderedmq.broker import ChooseAgain, Published, Receipt, SinkBatch
 from orderedmq.errors import OrderedMQError, RocketMQUnavailableError, TopicError
 from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.ownership.lock import LockToken
@@ -89,6 +89,7 @@ class RocketMQOutbox:
         *,
         move_offsets: bool = True,  # noqa: ARG002
         skip_differing_replay: bool = False,
+        again: Callable[[int], ChooseAgain] | None = None,  # noqa: ARG002
     ) -> Published:
         """Record that the batch is committed. Readers already see its rows. No source group's offsets are moved here.
 

@@ -153,10 +153,6 @@ def make_topic(cluster: Place, name: str) -> str:
         return broker.admin.create_topic(name, 1).name
 
 
-def add_queues(cluster: Place, account: Credentials, name: str) -> None:
-    roles.command(cluster, account, "topic", "add-queues", make_topic(cluster, name), "--queues", "2", "--yes")
-
-
 def delete_topic(cluster: Place, account: Credentials, name: str) -> None:
     roles.command(cluster, account, "topic", "delete", make_topic(cluster, name), "--yes")
 
@@ -266,7 +262,6 @@ ROLES: dict[str, Role] = {
     "peek --follow": Role(("`topic describe",), run("peek", "orders", "--follow", "--last", "1", "--count", "1")),
     "audit": Role(("`topic describe",), run("audit", "orders", "orders")),
     "topic create": Role(("`topic create`",), run("topic", "create", "NAME", "--queues", "1"), "orders"),
-    "topic add-queues": Role(("`topic create`",), add_queues, "orders"),
     "topic delete": Role(("`topic delete orders`",), delete_topic, "orders"),
     "topic delete with a parking lot": Role(("`topic delete orders`", "`topic delete`, of"), topic_with_a_lot, "orders"),
     "produce": Role(("`produce orders`",), run("produce", "invoices", given="line"), "orders"),

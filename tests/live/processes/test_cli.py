@@ -230,7 +230,7 @@ def test_a_refused_command_creates_no_store(run: Run, store: Path, arguments: li
         (["peek", "a", "-q", "2"], 3, "TOPIC.NO_SUCH_QUEUE"),
         (["audit", "a", "none"], 3, "TOPIC.MISSING"),
         (["topic", "create", "a", "--queues", "2"], 1, "TOPIC.EXISTS"),
-        (["topic", "add-queues", "a", "--queues", "1", "--yes"], 1, "TOPIC.QUEUE_COUNT"),
+        (["topic", "resize", "none", "--queues", "1"], 3, "TOPIC.MISSING"),
         (["group", "delete", "g"], 1, "GROUP.IN_USE"),
         (["topic", "list", "--path", "no"], 3, "STORE.MISSING"),
         (["topic", "create", "a", "--queues", "1", "--path", __file__], 1, "STORE.NOT_A_STORE"),
@@ -363,7 +363,10 @@ def test_a_topics_life(run: Run, text: Run, broker: Broker) -> None:
     assert "a: 2 queues, 3 messages, " in shown
     assert "kept up to 10.0 GiB" in shown
     (grown,) = run("topic", "add-queues", "a", "--queues", "3", "--yes")
-    assert grown["queues"] == 3
+    assert (grown["queues"], grown["closed"]) == (3, 0)
+    (shrunk,) = run("topic", "resize", "a", "--queues", "1")
+    assert (shrunk["queues"], shrunk["closed"]) == (1, 2)
+    assert "is now topic resize" in text("topic", "add-queues", "a", "--queues", "1")
     assert "Give --yes" in run("topic", "delete", "a", code=2)
     assert run("topic", "delete", "a", "--yes") == [{"topic": "a", "deleted": 3}]
     assert [row["topic"] for row in run("topic", "list")] == ["b"]
@@ -593,7 +596,7 @@ def test_follow_shows_what_comes_until_ctrl_c(store: Path, broker: Broker) -> No
     broker.log.append({first: rows["x2"]})
     assert all_of_it.rows(1) == of_key.rows(1) == [(0, "x2")]
     # A queue that is added later is followed.
-    broker.admin.add_queues("a", 3)
+    broker.admin.resize_topic("a", 3)
     broker.log.append({broker.log.queues("a")[2]: rows["y1"]})
     assert all_of_it.rows(1) == [(2, "y1")]
     assert all_of_it.end() == of_key.end() == ""

@@ -108,7 +108,7 @@ def test_a_name_that_no_topic_can_have_is_refused_wherever_it_is_used(broker: Br
         lambda: broker.log.pull(queue, 0, 1, 1, ("body",)),
         lambda: broker.admin.describe_topic(name),
         lambda: broker.admin.alter_topic(name, retention_seconds=1),
-        lambda: broker.admin.add_queues(name, 2),
+        lambda: broker.admin.resize_topic(name, 2),
         lambda: broker.admin.trim(name),
         lambda: broker.admin.kept_for([name]),
         lambda: broker.admin.delete_topic(name),

@@ -19,13 +19,14 @@ from orderedmq.errors import DataLossError, OptionError, ProtocolError, RocketMQ
 from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.rocketmq.broker import RocketMQBroker
 from orderedmq.rocketmq.codec.stored_message import BODY_AT
-from orderedmq.rocketmq.local.servers import Cluster, Server
+from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.rocketmq.messages.topic_anchor import parse_anchor
 from orderedmq.rocketmq.messages.topic_changes import delete_at_broker
 from orderedmq.rocketmq.net.client import Client
-from orderedmq.rocketmq.wire import admin_requests, message_requests
+from orderedmq.rocketmq.wire import message_requests
 from orderedmq.tools.producer import Producer
 from tests.contract.support import rows
+from tests.grow import grow
 from tests.live.rocketmq.group_world import World
 from tests.quick_spark import QUICK_JVM
 from tests.waits import soon, until
@@ -240,39 +241,16 @@ def test_topics_are_divided_among_brokers(two_brokers: Cluster) -> None:
         assert broker.admin.create_topic(name, 5).queues == 5
         where = [(queue.broker_name, queue.queue_id) for queue in broker.log.queues(name)]
         assert where == [("broker-a", 0), ("broker-a", 1), ("broker-a", 2), ("broker-b", 0), ("broker-b", 1)]
-        assert broker.admin.add_queues(name, 8).queues == 8
+        grow(broker, name, 8)
         assert [len([q for q in broker.log.queues(name) if q.broker_name == b]) for b in ("broker-a", "broker-b")] == [4, 4]
-        with pytest.raises(TopicError, match="QUEUE_COUNT"):
-            broker.admin.add_queues(name, 7)
+        with pytest.raises(OptionError, match="UNSUPPORTED"):
+            broker.admin.resize_topic(name, 9)
         for number, queue in enumerate(broker.log.queues(name)):
             broker.log.append({queue: numbers(number)})
         assert [bounds.max_offset for bounds in broker.log.bounds(broker.log.queues(name)).values()] == list(range(8))
         broker.admin.delete_topic(name)
         with pytest.raises(TopicError, match="MISSING"):
             broker.log.queues(name)
-
-
-def test_new_queues_do_not_change_the_permission_of_a_topic(two_brokers: Cluster) -> None:
-    """An operator who empties a broker takes the permission to write from its topics. New queues must not give it back."""
-    with RocketMQBroker(Endpoint(None, two_brokers.address)) as broker, Client(two_brokers.address) as client:
-        name = f"t-{uuid.uuid4().hex[:8]}"
-
-        def forbid_writing(server: Server, left: int) -> None:
-            client.call_address(server.address, admin_requests.create_topic(name, 1, perm=4), soon())
-            until(
-                lambda: broker.log.queues(name) and len(broker.log.route(name).publish_list()) == left,
-                "the route has the change",
-            )
-
-        broker.admin.create_topic(name, 2)
-        forbid_writing(two_brokers.brokers[0], 1)
-        assert broker.admin.add_queues(name, 4).queues == 4
-        until(lambda: len(broker.log.targets(name)) == 3, "the route has the new queues")
-        assert {queue.broker_name for queue in broker.log.targets(name)} == {"broker-b"}
-        forbid_writing(two_brokers.brokers[1], 0)
-        with pytest.raises(TopicError, match="QUEUE_COUNT"):
-            broker.admin.add_queues(name, 6)
-        broker.admin.delete_topic(name)
 
 
 def test_a_topic_that_one_broker_lacks_is_used_and_deleted(two_brokers: Cluster) -> None:

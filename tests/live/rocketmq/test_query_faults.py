@@ -30,6 +30,7 @@ from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.wire import admin_requests
 from orderedmq.rocketmq.wire.codes import RequestCode
 from tests import checker
+from tests.grow import grow
 from tests.live.rocketmq.proxy import Connection, Network
 from tests.loop.conftest import with_origin
 from tests.micro_batches import Checkpoint, MicroBatchLoop, end_workers
@@ -230,7 +231,7 @@ def connections_half_open(flow: Flow) -> None:
 def queues_and_a_broker_added(flow: Flow) -> None:
     """Until this fault, the second broker has no queues of the topic."""
     flow.create(flow.source, 1, 2)
-    flow.broker.admin.add_queues(flow.source, 10)
+    grow(flow.broker, flow.source, 10)
     until(lambda: len(flow.sent_to()) == 10, "rows are in all queues", PATIENCE)
 
 

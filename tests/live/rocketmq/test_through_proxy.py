@@ -243,7 +243,6 @@ def test_an_attempt_behind_a_proxy_whose_broker_restarted_sends_no_row_that_the_
 REFUSED: dict[str, Callable[[Broker, str], object]] = {
     "the list of topics": lambda broker, topic: broker.log.topics(),
     "the creation of topic new": lambda broker, topic: broker.admin.create_topic("new", 2),
-    "queues": lambda broker, topic: broker.admin.add_queues(topic, 8),
     "the deletion of a topic": lambda broker, topic: broker.admin.delete_topic(topic),
     "the list of groups": lambda broker, topic: broker.admin.groups(),
     "a group": lambda broker, topic: broker.admin.delete_group("refused", force=True),
