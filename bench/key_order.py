@@ -1,14 +1,12 @@
-"""Order per key: the gain of parallel keys, and the costs of the engine, of one poisoned key and of a full parking lot."""
+"""Order per key: the gain of parallel keys, equal and skewed, and the costs of the engine and of a full parking lot."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
-import os
-import threading
+import multiprocessing
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -27,37 +25,40 @@ from orderedmq.ownership.lock import LockToken
 from orderedmq.parking import Parking, Ticket
 
 QUEUES: Final = 4
-#: Cores of the bench's Spark.
+#: Cores of the bench's Spark. Each runs a task with one queue at a time.
 CORES: Final = 2
 SCHEMA: Final = (
     "topic string, broker_name string, queue_id int, queue_offset long, body binary, sharding_key string, "
     "store_timestamp timestamp, lock_token string, "
     "ticket struct<place: long, attempts: int, parkings: int, due: long, error: string>"
 )
-#: Seconds that a call waits, as for a payment or a database.
-WAIT: Final = 0.01
-POISON: Final = "poison"
+#: Seconds that a call waits: a cache, a service next door, a payment or a database.
+WAITS: Final = (0.0001, 0.001, 0.01)
+KEYS: Final = 10_000
+#: Calls at the same time in a task, in threads and in an event loop.
+THREADS: Final = 16
+CALLS: Final = 1000
 LOT: Final = 10_000
 HOUR_MS: Final = 3_600_000
 
 
-def _fill(broker: Broker, topic: str, rows: int, keys: int) -> None:
-    """Create a topic with ``rows`` messages of ``keys`` keys. Each queue has an equal share of the keys, which take turns."""
+def _fill(broker: Broker, topic: str, keys: np.ndarray) -> None:
+    """Create a topic with a message for each of these keys, which are numbers. Each queue has every fourth key."""
     broker.admin.create_topic(topic, QUEUES)
     for number, queue in enumerate(broker.log.queues(topic)):
-        names = [f"key-{number}-{key % (keys // QUEUES):05d}" for key in range(rows // QUEUES)]
+        names = [f"key-{key:05d}" for key in keys[keys % QUEUES == number]]
         broker.log.append(
             {queue: pa.record_batch({"body": pa.array([b"x" * 100] * len(names), pa.binary()), "sharding_key": names})}
         )
 
 
-def _waits(messages: Sequence[Any], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
-    time.sleep(WAIT)
+def _waits(seconds: float, messages: Sequence[Any], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
+    time.sleep(seconds)
     return ConsumeOrderlyStatus.SUCCESS
 
 
-async def _awaits(messages: Sequence[Any], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
-    await asyncio.sleep(WAIT)
+async def _awaits(seconds: float, messages: Sequence[Any], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
+    await asyncio.sleep(seconds)
     return ConsumeOrderlyStatus.SUCCESS
 
 
@@ -74,29 +75,63 @@ def _through(
     return {"rate": 1e6 * bench.drain(heard, "noop", rows)["micro-batch"]}
 
 
+def _bare(seconds: float, calls: int) -> float:
+    """Return the calls a second of a program that does nothing but create tasks that await, CALLS at the same time."""
+
+    async def in_turn() -> None:
+        for _ in range(calls // CALLS):
+            await asyncio.create_task(asyncio.sleep(seconds))
+
+    async def run() -> None:
+        await asyncio.gather(*(in_turn() for _ in range(CALLS)))
+
+    begin = time.perf_counter()
+    asyncio.run(run())
+    return calls / (time.perf_counter() - begin)
+
+
+def _bare_in_two(seconds: float, calls: int) -> dict[str, float]:
+    with multiprocessing.get_context("spawn").Pool(CORES) as processes:
+        return {"rate": sum(processes.starmap(_bare, [(seconds, calls)] * CORES))}
+
+
 def waiting(bench: Bench) -> list[Figure]:
-    """Measure a listener that waits 10 ms, in threads and async, with 1,000 keys in 4 queues."""
+    """Measure listeners that wait in each call, with keys that take turns and with keys of which a tenth of the messages have one."""
     path = bench.fresh("store")
-    few, many, most = (400, 6_400, 20_000) if bench.quick else (1_200, 19_200, 120_000)
+    shares = 1 / np.arange(1, KEYS + 1)
+    shares /= shares.sum()
+    spreads: dict[str, tuple[float, Callable[[int], np.ndarray]]] = {
+        f"{KEYS:,} equal keys": (1 / KEYS, lambda rows: np.arange(rows) % KEYS),
+        f"{KEYS:,} keys, Zipf 1.0": (shares[0], lambda rows: np.random.default_rng(7).choice(KEYS, rows, p=shares)),
+    }
+    kinds: dict[str, tuple[Any, int, float]] = {"threads": (_waits, THREADS, 12_000), "async": (_awaits, CALLS, 30_000)}
+    runs: dict[str, Callable[[], dict[str, float]]] = {}
+    allowed: dict[str, float] = {}
     with orderedmq.connect(path) as broker:
-        _fill(broker, "few", few, 1000)
-        _fill(broker, "many", many, 1000)
-        _fill(broker, "most", most, 1000)
-    found = interleaved(
-        bench.rounds,
-        {
-            "queue": partial(_through, bench, path, "few", few, _waits, OrderPerQueue()),
-            "key": partial(_through, bench, path, "many", many, _waits, OrderPerKey(concurrency=16)),
-            "async": partial(_through, bench, path, "most", most, _awaits, OrderPerKey(concurrency=1000)),
-        },
-    )
-    queue, key, awaited = (found[name]["rate"] for name in ("queue", "key", "async"))
-    what = "a listener that waits 10 ms, concurrency 16, against order per queue"
-    also = "an async listener that awaits 10 ms, concurrency 1,000, against 16 threads"
+        for wait, (spread, (share, keys)), kind in itertools.product(WAITS, spreads.items(), kinds):
+            listener, calls, most = kinds[kind]
+            # Calls of the most frequent key follow each other.
+            bound = min(calls * CORES, 1 / share) / wait
+            rows = int(min(bound, most) * (0.5 if bench.quick else 4))
+            name = f"{kind}, {calls:,} calls of {1e3 * wait:g} ms, {spread}"
+            allowed[name] = bound
+            _fill(broker, topic := f"t{len(runs)}", keys(rows))
+            runs[name] = partial(_through, bench, path, topic, rows, partial(listener, wait), OrderPerKey(concurrency=calls))
+        _fill(broker, "queue", np.arange(400))
+    runs["queue"] = partial(_through, bench, path, "queue", 400, partial(_waits, WAITS[-1]), OrderPerQueue())
+    runs["bare"] = partial(_bare_in_two, WAITS[-1], 4_000 if bench.quick else 60_000)
+    rates = {name: found["rate"] for name, found in interleaved(bench.rounds, runs).items()}
+    queue, bare = rates.pop("queue"), rates.pop("bare")
+    threads, awaited = (rates[f"{kind}, {kinds[kind][1]:,} calls of 10 ms, {next(iter(spreads))}"] for kind in kinds)
     return [
-        Figure("order per key", what, key, "messages/s", queue, key / queue, 12.0),
-        Figure("order per key", also, awaited, "messages/s", key, awaited / key, 5.0),
-    ]
+        *(
+            Figure("order per key", f"{name}, against what the waits allow", rate, "messages/s", allowed[name], rate / allowed[name])
+            for name, rate in rates.items()
+        ),
+        Figure("order per key", "threads, 10 ms, equal keys, against order per queue", threads, "messages/s", queue, threads / queue, 12.0),
+        Figure("order per key", "async, 10 ms, equal keys, against a bare asyncio program", awaited, "messages/s", bare, awaited / bare),
+        Figure("order per key", "async, 10 ms, equal keys, per core", awaited / CORES, "messages/s", 40_000, awaited / CORES / 40_000, 1.0),
+    ]  # fmt: skip
 
 
 def engine(bench: Bench) -> list[Figure]:
@@ -104,7 +139,7 @@ def engine(bench: Bench) -> list[Figure]:
     path = bench.fresh("store")
     rows = bench.rows // 4
     with orderedmq.connect(path) as broker:
-        _fill(broker, "t", rows, 64)
+        _fill(broker, "t", np.arange(rows) % 64)
     orders: dict[str, OrderPerQueue | OrderPerKey] = {"queue": OrderPerQueue(32), "key": OrderPerKey(32)}
     found = interleaved(
         bench.rounds, {name: partial(_through, bench, path, "t", rows, _accepts, order) for name, order in orders.items()}
@@ -115,74 +150,6 @@ def engine(bench: Bench) -> list[Figure]:
         Figure("orderly listener", f"{what}, per core, against 100 k", each, "k messages/s", 100.0, each / 100, 1.0),
         Figure("order per key", f"{what}, against order per queue", mine, "k messages/s", peer, mine / peer, 0.7),
     ]
-
-
-class _Clocked:
-    """A listener that fails for the poisoned key, and records how long other messages waited, in seconds from append to call."""
-
-    folder: str
-
-    def __init__(self) -> None:
-        self.file = Path(self.folder, f"{os.getpid()}-{threading.get_ident()}").open("a")  # noqa: SIM115
-
-    def __call__(self, messages: Sequence[Any], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
-        now = time.time()
-        if messages[0].sharding_key == POISON:
-            raise ValueError("it cannot be parsed")
-        self.file.write("".join(f"{now - one.store_timestamp.timestamp()}\n" for one in messages))
-        self.file.flush()
-        return ConsumeOrderlyStatus.SUCCESS
-
-
-@contextlib.contextmanager
-def _traffic(path: Path, every: float, keys: Callable[[int], list[str]]) -> Iterator[None]:
-    """Append a chunk to the only queue of topic t every ``every`` seconds."""
-    turns = itertools.count()
-    with orderedmq.connect(path) as broker:
-        (queue,) = broker.log.queues("t")
-
-        def append() -> None:
-            names = keys(next(turns))
-            bodies = pa.array([b"x" * 100] * len(names), pa.binary())
-            broker.log.append({queue: pa.record_batch({"body": bodies, "sharding_key": names})})
-
-        with ticking(append, every):
-            yield
-
-
-def poisoned(bench: Bench) -> list[Figure]:
-    """With one poisoned key of 1,000, measure how long other keys wait, and how long a micro-batch takes once the key is parked."""
-
-    def run(first: str) -> dict[str, float]:
-        path, waits = bench.fresh("store"), bench.fresh("waits")
-        waits.mkdir()
-
-        class Clocked(_Clocked):
-            folder = str(waits)
-
-        with orderedmq.connect(path) as broker:
-            broker.admin.create_topic("t", 1)
-
-        def keys(turn: int) -> list[str]:
-            # In 100 turns of 10 messages, each key has one message. The first key is poisoned.
-            return [first if (turn * 10 + one) % 1000 == 0 else f"key-{(turn * 10 + one) % 1000}" for one in range(10)]
-
-        order = OrderPerKey(concurrency=8, in_batch_attempts=2, suspend_current_queue_time_millis=10)
-        heard = bench.source(SCHEMA, path, "t", parkingLot="true").transform(consume_orderly, Clocked, order)
-        with _traffic(path, 0.1, keys):
-            took = bench.paced(heard, "noop", 20 if bench.quick else 120)["trigger"]
-        seen = [float(line) for file in waits.iterdir() for line in file.read_text().split()]
-        # Leave out the first messages, which wait for Spark's workers to start.
-        return {"p99": float(np.percentile(seen[len(seen) // 4 :], 99)), "batch": took}
-
-    found = interleaved(bench.rounds, {"poison": partial(run, POISON), "none": partial(run, "key-0")}, warm=False)
-    with_it, without = found["poison"], found["none"]
-    return [
-        Figure("one poisoned key", "p99 of the others, from append to the call", 1e3 * with_it["p99"], "ms", 1e3 * without["p99"],
-               with_it["p99"] / without["p99"], 1.2, low=True),
-        Figure("one poisoned key", "a micro-batch, against one without it", with_it["batch"], "ms", without["batch"],
-               with_it["batch"] / without["batch"], 1.1, low=True),
-    ]  # fmt: skip
 
 
 def lot(bench: Bench) -> list[Figure]:
@@ -196,11 +163,17 @@ def lot(bench: Bench) -> list[Figure]:
             group = f"bench-{bench._number + 1}"
             if parked:
                 park(broker, group, queue, parked)
-        heard = bench.source(SCHEMA, path, "t", parkingLot="true", parkingLotMaxMessages=2 * LOT).transform(
-            consume_orderly, _accepts, OrderPerKey()
-        )
-        with _traffic(path, 0.2, lambda turn: [f"new-{turn}-{one}" for one in range(10)]):
-            return {"batch": bench.paced(heard, "noop", 10 if bench.quick else 40)["trigger"]}
+            turns = itertools.count()
+
+            def append() -> None:
+                names = [f"new-{next(turns)}" for _ in range(10)]
+                bodies = pa.array([b"x" * 100] * 10, pa.binary())
+                broker.log.append({queue: pa.record_batch({"body": bodies, "sharding_key": names})})
+
+            rows = bench.source(SCHEMA, path, "t", parkingLot="true", parkingLotMaxMessages=2 * LOT)
+            heard = rows.transform(consume_orderly, _accepts, OrderPerKey())
+            with ticking(append, 0.2):
+                return {"batch": bench.paced(heard, "noop", 10 if bench.quick else 40)["trigger"]}
 
     found = interleaved(bench.rounds, {"parked": partial(run, LOT), "none": partial(run, 0)}, warm=False)
     more = found["parked"]["batch"] - found["none"]["batch"]
@@ -225,4 +198,4 @@ def park(broker: Broker, group: str, queue: MessageQueue, count: int) -> None:
 
 
 def figures(bench: Bench) -> list[Figure]:
-    return [*waiting(bench), *engine(bench), *poisoned(bench), *lot(bench)]
+    return [*waiting(bench), *engine(bench), *lot(bench)]

@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame
 
 import orderedmq
 from bench.figures import Figure
-from bench.measure import Bench, Skipped, interleaved
+from bench.measure import Bench, interleaved
 from bench.process_cpu import JVM, PYTHON, ProcessCpu
 from bench.raw_pull import STEP, raw_pull
 from bench.rocketmq_rig import QUEUES, RAISED, WARM_ROWS, Rig, fill, proxy_before, rig, sized_messages, warm
@@ -86,13 +86,6 @@ def pull_verified(bench: Bench) -> list[Figure]:
     return figures
 
 
-def _with_java(made: Rig) -> Rig:
-    """Return ``made``. Raises Skipped without a Java compiler, because speeds are recorded only for the default limit."""
-    if not made.java.measured:
-        raise Skipped("this Java has no compiler, so Java's clients cannot be measured under a raised limit")
-    return made
-
-
 def pull(bench: Bench) -> list[Figure]:
     """Pull messages and decode them into RecordBatches of all columns, in this process without Spark."""
     made, case = rig(bench), "RocketMQ: pull"
@@ -111,11 +104,11 @@ def pull(bench: Bench) -> list[Figure]:
     allowed = cores / (mine["cpu"] + mine["broker"]) * 1000
     return [
         _against(mine["speed"], least["speed"], "12 columns, against a raw loop that decodes nothing", 0.6, case),
-        _against(mine["speed"], lite["speed"], f"12 columns, against Java's lite pull{made.note}", 3.0, case),
+        _against(mine["speed"], lite["speed"], "12 columns, against Java's lite pull", 3.0, case),
         _against(mine["speed"], allowed, f"12 columns, against what the CPU of {cores} cores allows", None, case),
         _cpu("CPU of the process, against the raw loop", mine["cpu"], least["cpu"], case),
         _cpu("CPU of the brokers, against the raw loop", mine["broker"], least["broker"], case),
-        _cpu(f"CPU of the brokers, against Java's lite pull{made.note}", mine["broker"], lite["broker"], case),
+        _cpu("CPU of the brokers, against Java's lite pull", mine["broker"], lite["broker"], case),
     ]
 
 
@@ -138,7 +131,7 @@ def source(bench: Bench) -> list[Figure]:
 
 
 def source_raised(bench: Bench) -> list[Figure]:
-    made = _with_java(rig(bench))
+    made = rig(bench)
     with made.raised():
         return _source(bench, made, "RocketMQ: source → noop, limit raised", None, RAISED)
 
@@ -158,7 +151,7 @@ def _source(bench: Bench, made: Rig, case: str, aim: float | None, batch: int = 
     )
     inside, whole = (1000 * found["ours"][measure] for measure in ("micro-batch", "whole query"))
     broker, pull, push = found["ours"]["broker"], found["pull"], found["push"]
-    lite, orderly = f"against Java's lite pull{made.note}", f"against Java's orderly push{made.note}"
+    lite, orderly = "against Java's lite pull", "against Java's orderly push"
     return [
         _against(inside, pull["speed"], f"5 columns, micro-batch, {lite}", aim, case),
         _against(inside, push["speed"], f"5 columns, micro-batch, {orderly}", aim, case),
@@ -248,10 +241,7 @@ def sink(bench: Bench) -> list[Figure]:
     cores, spark = os.cpu_count() or 1, found["null"]["cpu"]
     later, first, whole = (1000 * found["ours"][measure] for measure in ("later", "first", "whole query"))
     broker, batch, ordered = found["ours"]["broker"], found["batch"], found["ordered"]
-    batches, sends = (
-        f"against Java's batches of 1000, 4 threads{made.note}",
-        f"against Java's ordered send, 8 threads{made.note}",
-    )
+    batches, sends = "against Java's batches of 1000, 4 threads", "against Java's ordered send, 8 threads"
     allowed = cores / (spark + broker) * 1000
     return [
         _against(later, batch["speed"], f"with a sharding key, later micro-batches, {batches}", 0.9, case),

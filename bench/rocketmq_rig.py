@@ -50,10 +50,6 @@ class Rig:
     def address(self) -> str:
         return self.cluster.address
 
-    @property
-    def note(self) -> str:
-        return "" if self.java.measured else " (recorded: this Java has no compiler)"
-
     def brokers_cpu(self) -> float:
         """Return the CPU seconds that the brokers have used so far."""
         times = [psutil.Process(server.pid).cpu_times() for server in self.cluster.brokers]
