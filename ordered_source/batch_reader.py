@@ -43,8 +43,9 @@ class BatchReader(DataSourceReader):
             anchors = {topic.name: topic.incarnation for topic in topics}
             spans = self._spans(broker, plan.queues_of(broker, topics))
             identity = broker.identity
+            generations = plan.generations(broker, self.columns, spans)
         out: list[InputPartition] = [
-            QueuePartition(identity, queue, span.begin, span.end, None, anchors[queue.topic], streaming=False)
+            QueuePartition(identity, queue, span.begin, span.end, None, anchors[queue.topic], False, None, generations[queue])
             for queue, span in spans.items()
             if span.messages
         ]

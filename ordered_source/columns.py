@@ -1,4 +1,6 @@
-"""The columns of the source: their types, the columns that a user's schema selects, and the two columns that only the source has.
+"""The columns of the source: their types, the columns that a user's schema selects, and the three columns that only the source has.
+
+`key_sequence` grows along the messages of a key, also when the topic was resized (`routing.generations`).
 
 `ticket` has the ticket of a parked message (`LotPlace`). `lock_token` describes how a task of the source read a row: the broker, the lock,
 and the plan for the parking lot (`ReadContext`). A listener needs this to check the lock, to park messages and to write dead letters. It is
@@ -44,6 +46,9 @@ TICKET_TYPE: Final = pa.struct(
     [("place", pa.int64()), ("attempts", pa.int32()), ("parkings", pa.int32()), ("due", pa.int64()), ("error", pa.string())]
 )
 
+#: The column with the key sequence of a message (`Generations.key_sequences`). Brokers do not have this column.
+KEY_SEQUENCE: Final = "key_sequence"
+
 #: Version of the JSON in lock_token. The driver and its executors may run different versions of this package, and a process must not call a
 #: listener unless it knows all the fields.
 VERSION: Final = 2
@@ -65,6 +70,7 @@ COLUMN_TYPES: Final[dict[str, DataType]] = {
     "store_timestamp": TimestampType(),
     "reconsume_times": IntegerType(),
     "properties": MapType(StringType(), StringType()),
+    KEY_SEQUENCE: LongType(),
     LOCK_TOKEN: StringType(),
     TICKET: StructType(
         [
@@ -114,7 +120,7 @@ def chosen_columns(schema: StructType) -> tuple[str, ...]:
 
 def arrow_schema(schema: StructType) -> pa.Schema:
     """Return the Arrow schema that Spark expects of the rows of a read with a schema that `chosen_columns` accepts."""
-    own = {LOCK_TOKEN: pa.string(), TICKET: TICKET_TYPE}
+    own = {KEY_SEQUENCE: pa.int64(), LOCK_TOKEN: pa.string(), TICKET: TICKET_TYPE}
     types = {field.name: own.get(field.name) or MESSAGE_SCHEMA.field(field.name).type for field in schema.fields}
     return pa.schema([pa.field(field.name, types[field.name], field.nullable) for field in schema.fields])
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import InputPartition
 
-from ordered_source.columns import LOCK_TOKEN, TICKET, TICKET_TYPE, LotPlan, ReadContext, conform
+from ordered_source.columns import KEY_SEQUENCE, LOCK_TOKEN, TICKET, TICKET_TYPE, LotPlan, ReadContext, conform
 from orderedmq.broker import Broker, Log
 from orderedmq.conditions import DataLossCondition, TopicCondition
 from orderedmq.connections import cached
@@ -24,6 +24,7 @@ from orderedmq.ownership.lock import LockToken
 from orderedmq.ownership.micro_batch import run_of
 from orderedmq.parking import RESTORE_COLUMNS, Lot, lot_token, restore
 from orderedmq.pulls import pulls
+from orderedmq.routing.generations import ONE_GENERATION, Generations
 from orderedmq.rows.filters import Filter
 
 logger = logging.getLogger("orderedmq")
@@ -33,7 +34,7 @@ PULL_BYTES: Final = 16 * 1024 * 1024
 #: Seconds between two checks of the lock while rows are read.
 CHECK_INTERVAL: Final = 5.0
 #: The columns that brokers do not have.
-_OWN: Final = frozenset((LOCK_TOKEN, TICKET))
+_OWN: Final = frozenset((KEY_SEQUENCE, LOCK_TOKEN, TICKET))
 
 
 @dataclass
@@ -53,6 +54,7 @@ class QueuePartition(InputPartition):
     anchor: str
     streaming: bool
     lot: OffsetRange | None = None
+    generations: Generations = ONE_GENERATION
 
 
 def read(
@@ -68,7 +70,9 @@ def read(
     except (DataLossError, TopicError) as error:
         _skip_loss(broker, partition, options.fail_on_data_loss, partition.begin, error)
         return
-    pulled = tuple(name for name in columns if name not in _OWN) or ("queue_offset",)
+    pulled = tuple(name for name in columns if name not in _OWN)
+    if "queue_offset" not in pulled and (KEY_SEQUENCE in columns or not pulled):
+        pulled = (*pulled, "queue_offset")
     lot, token = partition.lot, partition.token
     context = TaskContext.get()
     lock_token = _lock_token(partition, options, context)
@@ -81,7 +85,7 @@ def read(
     log = broker.log.reading(options.pull_settings)
     checked = time.monotonic()
     if lot is not None and token is not None and lock_token is not None:
-        for rows in _read_lot(log, lot_token(token).queue, lot, partition.queue, columns, lock_token, options.pull_batch_size):
+        for rows in _read_lot(log, lot_token(token).queue, lot, partition, columns, lock_token, options.pull_batch_size):
             yield conform(rows, schema)
             checked = _check_again(broker, partition, options, checked)
     position = partition.begin
@@ -95,7 +99,7 @@ def read(
             position = _skip_loss(broker, partition, options.fail_on_data_loss, position, error)
             continue
         if batch.num_rows:
-            yield conform(_with_own(batch, columns, lock_token), schema)
+            yield conform(_with_own(batch, partition, columns, lock_token), schema)
         position = after
         checked = _check_again(broker, partition, options, checked)
 
@@ -104,12 +108,12 @@ def _read_lot(
     log: Log,
     parked: MessageQueue,
     span: OffsetRange,
-    queue: MessageQueue,
+    partition: QueuePartition,
     columns: tuple[str, ...],
     lock_token: str,
     max_messages: int,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the messages of a range of the parking lot ``parked`` as they were sent to ``queue``, with ``columns``.
+    """Yield the messages of a range of the parking lot ``parked`` as they were sent to the partition's queue, with ``columns``.
 
     The whole range is read first, because an operator's command at its end can apply to messages at its beginning. Raises the errors of
     `pulls` even if the user accepts losses, because a key's order is unknown if some of its parked messages are missing.
@@ -120,10 +124,12 @@ def _read_lot(
         lot.add(rows)
         pieces.append(rows)
     for rows in pieces:
-        messages, tickets = restore(rows, queue, lot)
+        messages, tickets = restore(rows, partition.queue, lot)
         if not messages.num_rows:
             continue
         own = {LOCK_TOKEN: pa.repeat(lock_token, messages.num_rows)}
+        if KEY_SEQUENCE in columns:
+            own[KEY_SEQUENCE] = _key_sequences(partition, messages)
         if TICKET in columns:
             each = [(place, ticket.attempts, ticket.parkings, ticket.due, ticket.error) for place, ticket in tickets]
             own[TICKET] = pa.array(each, TICKET_TYPE)
@@ -152,11 +158,18 @@ def _lock_token(partition: QueuePartition, options: SourceOptions, context: Task
     return ReadContext.of(options.endpoint, partition.identity, partition.token, plan, attempt).to_text()
 
 
-def _with_own(batch: pa.RecordBatch, columns: tuple[str, ...], lock_token: str | None) -> pa.RecordBatch:
+def _key_sequences(partition: QueuePartition, messages: pa.RecordBatch) -> pa.Array:
+    return pa.array(partition.generations.key_sequences(messages.column("queue_offset").to_numpy()))
+
+
+def _with_own(
+    batch: pa.RecordBatch, partition: QueuePartition, columns: tuple[str, ...], lock_token: str | None
+) -> pa.RecordBatch:
     """Return the rows of a queue with ``columns``, including the columns that brokers do not have."""
     if not _OWN.intersection(columns):
         return batch
     own = {
+        KEY_SEQUENCE: _key_sequences(partition, batch) if KEY_SEQUENCE in columns else None,
         LOCK_TOKEN: pa.repeat(pa.scalar(lock_token, pa.string()), batch.num_rows),
         TICKET: pa.nulls(batch.num_rows, TICKET_TYPE),
     }

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from pyspark.sql.types import StructType
 
-from ordered_source.columns import LOCK_TOKEN, TICKET, full_schema
+from ordered_source.columns import KEY_SEQUENCE, LOCK_TOKEN, TICKET, full_schema
 from orderedmq.broker import Broker, Log, QueueBounds, TopicInfo
 from orderedmq.conditions import OffsetCondition, OptionCondition, TopicCondition
 from orderedmq.connections import reach
@@ -17,6 +17,7 @@ from orderedmq.options.parse import parse
 from orderedmq.options.source import EndingOffsets, SourceOptions, StartingOffsets
 from orderedmq.options.values import EARLIEST, LATEST
 from orderedmq.parking import parked_topic
+from orderedmq.routing.generations import Generations
 from orderedmq.spark_support import concise
 
 logger = logging.getLogger("orderedmq")
@@ -30,6 +31,7 @@ def planned_schema(options: Mapping[str, str]) -> StructType:
         check(broker, parsed)
     optional = {
         "properties": parsed.include_properties,
+        KEY_SEQUENCE: parsed.include_key_sequence,
         LOCK_TOKEN: parsed.include_lock_token or parsed.parking_lot,
         TICKET: parsed.parking_lot,
     }
@@ -50,6 +52,16 @@ def check(broker: Broker, options: SourceOptions) -> None:
     _require_rights(broker, options, [topic.name for topic in names])
     if options.matching is not None:
         broker.log.require_filter(options.matching, [topic.name for topic in names])
+
+
+def generations(broker: Broker, columns: Collection[str], queues: Collection[MessageQueue]) -> dict[MessageQueue, Generations]:
+    """Return the generations of these queues, if the columns need them.
+
+    Call this after the ends of the queues are known, so that all resizes that concern the messages have been recorded.
+    """
+    topics = {queue.topic for queue in queues} if KEY_SEQUENCE in columns else set()
+    resizes = {topic: broker.log.resizes([topic]) for topic in topics}
+    return {queue: Generations.of(queue, resizes.get(queue.topic, ())) for queue in queues}
 
 
 def _require_rights(broker: Broker, options: SourceOptions, names: list[str]) -> None:

@@ -41,6 +41,7 @@ from orderedmq.options.parse import parse
 from orderedmq.options.source import SourceOptions
 from orderedmq.ownership.offsets import Checkpoint, offsets_to_json
 from orderedmq.parking import lot_token
+from orderedmq.routing.generations import Generations
 from orderedmq.spark_support import concise_calls
 
 logger = logging.getLogger("orderedmq")
@@ -248,12 +249,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # Spark calls this method once per scan of the stream. Each call returns what the first one planned: a repeated batch may leave out
         # queues that its offsets name.
         spans = owner.in_flight()
-        return [
-            self._partition(broker, run, queue, spans, until) for queue in sorted({owner.leader_of(queue) for queue in spans})
-        ]
+        queues = sorted({owner.leader_of(queue) for queue in spans})
+        generations = plan.generations(broker, self.columns, queues)
+        return [self._partition(broker, run, queue, spans, until, generations[queue]) for queue in queues]
 
     def _partition(
-        self, broker: Broker, run: QueryRun, queue: MessageQueue, spans: Mapping[MessageQueue, OffsetRange], until: Checkpoint
+        self,
+        broker: Broker,
+        run: QueryRun,
+        queue: MessageQueue,
+        spans: Mapping[MessageQueue, OffsetRange],
+        until: Checkpoint,
+        generations: Generations,
     ) -> QueuePartition:
         """Return the partition of one queue and its parking lot. ``spans``: the non-empty ranges of the batch."""
         token = run.owner.owned[queue].token
@@ -268,7 +275,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 at = run.session.offsets([parked]).get(parked, 0)
             lot = spans.get(parked, OffsetRange(at, at))
         anchor = until.topics.get(queue.topic, "")
-        return QueuePartition(broker.identity, queue, span.begin, span.end, token, anchor, streaming=True, lot=lot)
+        return QueuePartition(broker.identity, queue, span.begin, span.end, token, anchor, True, lot, generations)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, QueuePartition)

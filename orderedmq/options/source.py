@@ -278,6 +278,11 @@ class SourceOptions(BrokerOptions):
         only_cluster="a store always verifies the checksums of its messages",
     )
     include_properties: bool = option(parse_bool, "add the column properties", "false")
+    include_key_sequence: bool = option(
+        parse_bool,
+        "add the column key_sequence, which grows along the messages of a key and which `process_in_order` needs",
+        "false",
+    )
     include_lock_token: bool = option(parse_bool, "add the column lock_token, which `consume_orderly` needs", "false")
     parking_lot: bool = option(
         parse_bool,

@@ -8,16 +8,25 @@ has none of these messages in their parking lots, and did not have to wait for p
 generation in which a parent got no messages. The queue's own older messages are read before its newer ones anyway.
 
 With a selector of the user's own, a key may have been in any queue, so all queues of the former list are parents.
+
+The generations also give all messages of a key one order. The *key sequence* of a message is its generation's number and its offset in one
+number, so it grows along a key's messages although a resize may let the key continue at a lower offset of another queue.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from math import gcd
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from orderedmq.model import MessageQueue
 from orderedmq.ownership.offsets import OffsetMap
+
+#: Bits of a key sequence that the offset takes. The 15 bits above them have the generation.
+OFFSET_BITS: Final = 48
 
 
 class Resize(NamedTuple):
@@ -25,13 +34,15 @@ class Resize(NamedTuple):
 
     ``former``, ``queues``: the lists before and after it, in the order in which selectors count them. ``ends``: the offset in each queue at
     which the former generation ends and the next one begins. Queues that were new then are left out. ``by_key``: whether RocketMQ's
-    selectors choose the queues of all keys (False: a selector of the user's own does so for some).
+    selectors choose the queues of all keys (False: a selector of the user's own does so for some). ``number``: that of the former
+    generation, from 0.
     """
 
     former: tuple[MessageQueue, ...]
     queues: tuple[MessageQueue, ...]
     ends: OffsetMap
     by_key: bool = True
+    number: int = 0
 
     @property
     def families(self) -> int:
@@ -105,3 +116,37 @@ def waits(
             if parents and queue not in out:
                 out[queue] = Wait(resize.begin(queue), parents)
     return out
+
+
+class Generations(NamedTuple):
+    """The generations of the messages in one queue. Those from the offset ``begins[i]`` on, up to the next one, are of ``numbers[i]``."""
+
+    begins: tuple[int, ...] = (0,)
+    numbers: tuple[int, ...] = (0,)
+
+    @classmethod
+    def of(cls, queue: MessageQueue, resizes: Iterable[Resize]) -> Generations:
+        """Return the generations of a queue. ``resizes``: those of its topic, from the oldest to the newest."""
+        begins: list[int] = []
+        numbers: list[int] = []
+        for resize in resizes:
+            if not numbers:
+                begins, numbers = [0], [resize.number]
+            if queue in resize.queues:
+                begins.append(resize.begin(queue))
+                numbers.append(resize.number + 1)
+        return cls(tuple(begins), tuple(numbers)) if numbers else ONE_GENERATION
+
+    def key_sequences(self, offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the key sequences of the messages at these offsets of the queue."""
+        places = np.searchsorted(np.array(self.begins, np.int64), offsets, side="right") - 1
+        return np.array(self.numbers, np.int64)[places] << OFFSET_BITS | offsets
+
+
+#: The generations of a queue whose topic was never resized.
+ONE_GENERATION: Final = Generations()
+
+
+def generation_of(key_sequence: int) -> int:
+    """Return the generation of the message with this key sequence."""
+    return key_sequence >> OFFSET_BITS

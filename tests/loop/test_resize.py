@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 import time
 from collections import defaultdict
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+from pyspark.sql.types import StructField, StructType
 
 from ordered_source import stream_reader
+from ordered_source.batch_reader import BatchReader
+from ordered_source.columns import COLUMN_TYPES
 from ordered_source.positions import STUCK_SECONDS
 from orderedmq.errors import MessageError
 from orderedmq.ownership.lock import LockToken
@@ -66,6 +71,40 @@ class Resized:
                 if of == self.topic:
                     copied[key].append(int(number))
         assert copied == {key: list(range(self.sent)) for key in KEYS}
+
+
+def batch_rows(options: dict[str, str], schema: StructType) -> Iterator[pa.RecordBatch]:
+    reader = BatchReader(options, schema)
+    for partition in reader.partitions():
+        yield from reader.read(partition)
+
+
+def stream_rows(options: dict[str, str], schema: StructType) -> Iterator[pa.RecordBatch]:
+    options = {**options, "messageModel": "broadcasting", "startingOffsets": "earliest"}
+    reader = stream_reader.StreamReader(options, schema)
+    start = reader.initialOffset()
+    while (end := reader.latestOffset(start, ReadAllAvailable())) != start:
+        for partition in reader.partitions(start, end):
+            yield from reader.read(partition)
+        start = end
+    reader.stop()
+
+
+@pytest.mark.holds("resize")
+@pytest.mark.parametrize("read", [batch_rows, stream_rows])
+def test_key_sequences_grow_along_the_messages_of_a_key(
+    resized: Resized, read: Callable[[dict[str, str], StructType], Iterator[pa.RecordBatch]]
+) -> None:
+    for count in (4, 3, 8, 2):
+        resized.send()
+        resized.resize(count)
+    resized.send()
+    columns = ("queue_offset", "key_sequence", "sharding_key", "body")
+    schema = StructType([StructField(name, COLUMN_TYPES[name]) for name in columns])
+    rows = [row for batch in read({"path": str(resized.rig.path), "topic": "in"}, schema) for row in batch.to_pylist()]
+    for key in KEYS:
+        of_key = sorted((row["key_sequence"], row["body"]) for row in rows if row["sharding_key"] == key)
+        assert [body for _, body in of_key] == [f"in {key} {number}".encode() for number in range(resized.sent)]
 
 
 def step(query: MicroBatchLoop) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue
-from orderedmq.routing.generations import Parent, Resize, Wait, waits
+from orderedmq.routing.generations import ONE_GENERATION, Generations, Parent, Resize, Wait, generation_of, waits
 from orderedmq.routing.selector import select_by_hash
 
 HASHES = np.array([*range(-500, 500), -(2**31), 2**31 - 1, 2**31 - 2, 2**31 - 720720], dtype=np.int32)
@@ -140,3 +140,39 @@ def test_keys_keep_their_order_and_every_message_is_read_over_several_generation
     while read():
         pass
     assert dict(processed) == dict(ends)
+
+
+@pytest.mark.holds("resize")
+@pytest.mark.parametrize("seed", range(100))
+def test_key_sequences_grow_along_the_messages_of_each_key(seed: int) -> None:
+    random = Random(seed)
+    count, history, ends = random.randint(1, 8), list[Resize](), defaultdict[MessageQueue, int](int)
+    places: dict[int, list[tuple[MessageQueue, int]]] = defaultdict(list)
+    for number in range(random.randint(0, 6)):
+        for key in random.choices(range(24), k=random.randint(0, 30)):
+            queue = queues(count)[key % count]
+            places[key].append((queue, ends[queue]))
+            ends[queue] += 1
+        former, count = count, random.randint(1, 8)
+        history.append(Resize(queues(former), queues(count), dict(ends), number=number))
+    # A store forgets resizes of which no message is left.
+    forgotten = random.randint(0, max(0, len(history) - 1))
+    left = history[forgotten:]
+    for key, messages in places.items():
+        kept = [
+            (queue, offset)
+            for queue, offset in messages
+            if all(offset >= resize.begin(queue) for resize in history[:forgotten])
+        ]
+        sequences = [int(Generations.of(queue, left).key_sequences(np.array([offset], np.int64))[0]) for queue, offset in kept]
+        assert sequences == sorted(set(sequences)), key
+        whole = [int(Generations.of(queue, history).key_sequences(np.array([offset]))[0]) for queue, offset in kept]
+        assert sequences == whole, "the sequences do not depend on what was forgotten"
+
+
+def test_the_key_sequence_of_a_topic_that_was_never_resized_is_the_offset() -> None:
+    offsets = np.arange(5, dtype=np.int64)
+    assert Generations.of(queues(1)[0], []) is ONE_GENERATION
+    assert ONE_GENERATION.key_sequences(offsets).tolist() == offsets.tolist()
+    later = Generations.of(queues(2)[1], [resize(1, 2, 7)]).key_sequences(offsets)
+    assert [generation_of(int(sequence)) for sequence in later] == [1] * 5

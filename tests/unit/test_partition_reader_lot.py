@@ -21,6 +21,7 @@ from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.options.source import SourceOptions
 from orderedmq.ownership.micro_batch import SourceRun
 from orderedmq.parking import AT_ONCE, Command, Parking, Ticket, lot_token, parked_queue
+from orderedmq.routing.generations import OFFSET_BITS, Generations
 from orderedmq.schema import MESSAGE_SCHEMA
 from tests.contract.support import locked, rows
 
@@ -28,7 +29,7 @@ QUEUE = MessageQueue("orders", "embedded", 0)
 #: An ordinary queue that serves as the parking lot.
 LOT = parked_queue("g", QUEUE)
 #: The types of the columns that brokers do not have.
-OWN = {"lock_token": pa.string(), "ticket": TICKET_TYPE}
+OWN = {"lock_token": pa.string(), "ticket": TICKET_TYPE, "key_sequence": pa.int64()}
 
 
 class Rig:
@@ -73,6 +74,13 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
     made = Rig(tmp_path)
     yield made
     made.broker.close()
+
+
+def test_parked_messages_have_the_key_sequences_of_their_places_in_the_queue(rig: Rig) -> None:
+    part = rig.part(4, 6, (1, 3))
+    part.generations = Generations((0, 1, 5), (2, 3, 4))
+    sequences = [row["key_sequence"] for row in rig.read(part, "key_sequence", "lock_token")]
+    assert sequences == [2 << OFFSET_BITS | 0, 3 << OFFSET_BITS | 1, 3 << OFFSET_BITS | 4, 4 << OFFSET_BITS | 5]
 
 
 def test_parked_messages_come_first_with_their_tickets(rig: Rig) -> None:

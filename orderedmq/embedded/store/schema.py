@@ -357,7 +357,11 @@ def queue_of(row: QueueRow | Chunk | OffsetRow | ProgressRow | LockRow | DeadLet
 def resize_of(row: ResizeRow, by_key: bool) -> Resize:
     every = [MessageQueue(row.topic, EMBEDDED_BROKER, number) for number in range(max(row.former, row.queues))]
     return Resize(
-        tuple(every[: row.former]), tuple(every[: row.queues]), dict(zip(every, json.loads(row.ends), strict=False)), by_key
+        tuple(every[: row.former]),
+        tuple(every[: row.queues]),
+        dict(zip(every, json.loads(row.ends), strict=False)),
+        by_key,
+        row.number,
     )
 
 
