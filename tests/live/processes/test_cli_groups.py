@@ -614,3 +614,19 @@ def test_top_shows_the_queues_with_the_most_lag_if_not_all_fit() -> None:
     assert shown == sorted(shown)
     assert [number for number in shown if number % 7 < 6] == [5, 12, 19, 26, 33]
     assert len(lines) <= 15
+
+
+@pytest.mark.holds("resize")
+def test_the_queues_that_wait_since_a_resize_say_for_which_queue(run: Run, text: Run, broker: Broker) -> None:
+    broker.admin.resize_topic("a", 4)
+    queues = broker.log.queues("a")
+    broker.log.append({queue: pa.record_batch({"body": [b"4"]}) for queue in queues[2:]})
+    broker.admin.seek("g", {queues[0]: 3, queues[1]: 2, queues[2]: 0, queues[3]: 0})
+    reason = "queue 1, which is processed up to 2 of 3"
+    assert f"group g: queue 3 waits for {reason}" in text("topic", "describe", "a")
+    for command in (("group", "describe", "g"), ("top", "--once")):
+        assert [row["waits_for"] for row in run(*command) if "lag" in row] == [None, None, None, reason]
+        assert "waits for" in text(*command)
+    broker.admin.seek("g", {queues[1]: 3})
+    assert "waits" not in text("topic", "describe", "a")
+    assert "waits for" not in text("group", "describe", "g")
