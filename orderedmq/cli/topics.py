@@ -176,7 +176,9 @@ def describe(shell: Shell, name: Name) -> None:
     total = (
         f"{number(sum(row['messages'] for row in rows))} messages{'' if message_type is None else f' of type {message_type}'}"
     )
-    shell.show(rows, columns, title=f"{name}: {', '.join([f'{topic.queues} queues', total, *limits])}")
+    closed = len(rows) - topic.queues
+    queues = f"{topic.queues} queues" + (f" and {closed} that take no more messages" if closed > 0 else "")
+    shell.show(rows, columns, title=f"{name}: {', '.join([queues, total, *limits])}")
     for state in waits:
         shell.done(
             {"topic": name, "group": state.group, **queue_fields(state.queue), "waits_for": state.waits},

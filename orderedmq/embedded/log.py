@@ -129,13 +129,11 @@ class EmbeddedLog:
         return index.queues_of(replace(self.topic(topic), closed=0))
 
     def resizes(self, topics: Iterable[str]) -> list[Resize]:
-        out: list[Resize] = []
+        names = set(topics)
         with self._store.read() as txn:
-            for name in topics:
-                topic = index.topic_at(txn, name)
-                if topic is not None:
-                    out += [schema.resize_of(row, not topic.own_selector) for row in txn.scan(RESIZES, name)]
-        return out
+            # A query may read thousands of topics, few of which were ever resized.
+            rows = [row for row in txn.scan(RESIZES) if row.topic in names]
+            return [schema.resize_of(row, not topic_of(txn, row.topic).own_selector) for row in rows]
 
     def anchor(self, topic: str, offsets: Mapping[MessageQueue, int]) -> str:
         """Return the topic's incarnation and the store's id, which do not depend on ``offsets``. A copy of a store has the same id."""
