@@ -262,6 +262,10 @@ class Awaiting(Calls[T, R]):
             self._tasks[id(work)] = self._loop.create_task(self._run(work))
 
     async def _run(self, work: T) -> None:
+        if self._ended:
+            # The task has ended since the call was planned.
+            del self._tasks[id(work)]
+            return
         try:
             answer = await self._function(work)
         except BaseException as raised:

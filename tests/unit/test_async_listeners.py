@@ -159,6 +159,33 @@ def test_a_closed_task_cancels_its_calls_and_frees_the_loop(rig: Rig, monkeypatc
     ]
 
 
+def test_no_call_begins_after_the_end_of_its_task() -> None:
+    """The task ends when the loop has planned the call, and has not begun it."""
+    begun: list[int] = []
+
+    async def listen(number: int) -> None:
+        begun.append(number)
+
+    awaiting: calls.Awaiting[int, None] = calls.Awaiting(listen)
+    loop = awaiting._loop
+    idle, started, planned, ended = (threading.Event() for _ in range(4))
+
+    def wait_until(event: threading.Event, reached: threading.Event) -> None:
+        reached.set()
+        assert event.wait(30)
+
+    loop.call_soon_threadsafe(wait_until, started, idle)
+    assert idle.wait(30)
+    awaiting.start(1)
+    loop.call_soon_threadsafe(wait_until, ended, planned)
+    started.set()
+    assert planned.wait(30)
+    awaiting.end()
+    ended.set()
+    asyncio.run_coroutine_threadsafe(asyncio.sleep(0.01), loop).result(30)
+    assert begun == []
+
+
 def test_retries_a_call_whose_awaited_task_was_cancelled(rig: Rig) -> None:
     tries: list[int] = []
 

@@ -80,25 +80,29 @@ def test_a_repeat_gives_a_listener_nothing_below_the_progress_of_a_killed_attemp
     rig: Rig, always: None, kind: str, asynchronous: bool
 ) -> None:
     rig.send(*"abcdefghij")
-    heard, last = list[int](), 6
     answer = DONE if kind == "no order" else SUCCESS
 
-    def listen(messages: Sequence[Any], context: Any) -> Any:
-        if messages[0].queue_offset > last:
-            raise Killed
-        heard.append(messages[0].queue_offset)
-        return answer
+    def attempt(last: int) -> tuple[Consumer, list[int]]:
+        """Return the consumer of an attempt that is killed after the message ``last``, and the messages that its listener gets."""
+        heard: list[int] = []
 
-    async def listen_async(messages: Sequence[Any], context: Any) -> Any:
-        return listen(messages, context)
+        def listen(messages: Sequence[Any], context: Any) -> Any:
+            if messages[0].queue_offset > last:
+                raise Killed
+            heard.append(messages[0].queue_offset)
+            return answer
 
-    consumer = Consumer(listen_async if asynchronous else listen, KINDS[kind])
+        async def listen_async(messages: Sequence[Any], context: Any) -> Any:
+            return listen(messages, context)
+
+        return Consumer(listen_async if asynchronous else listen, KINDS[kind]), heard
+
+    consumer, _ = attempt(last=6)
     with pytest.raises(Killed):
         settled(rig, consumer)
     done = recorded(rig, consumer).offset
     assert 4 <= done <= 7, "two calls may have been in flight"
-    heard.clear()
-    last = 9
+    consumer, heard = attempt(last=9)
     rows = settled(rig, consumer)
     assert sorted(heard) == list(range(done, 10))
     assert [row[:2] for row in rows] == [(offset, "SUCCESS") for offset in range(10)]
