@@ -15,10 +15,14 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import threading
 import time
+import weakref
+from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, count, groupby, repeat
+from types import MethodType
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -108,6 +112,8 @@ class Consumer:
     credentials: Credentials | None = None
     tls: TlsOptions | None = None
     trace_context: bool = False
+    #: The number of the listener among those of its name (`numbered`).
+    number: int = 0
 
     def __post_init__(self) -> None:
         check_hooks(self.hooks)
@@ -115,7 +121,33 @@ class Consumer:
     @property
     def name(self) -> str:
         """The name under which the listener's progress is recorded."""
-        return f"{self.settings.name} {name_of(self.listener)}"
+        return f"{self.settings.name} {name_of(self.listener)} {self.number}"
+
+
+#: The listeners of this driver, by name.
+_NAMED: Final[defaultdict[str, list[Callable[[], Any]]]] = defaultdict(list)
+_NAMING: Final = threading.Lock()
+
+
+def numbered(consumer: Consumer) -> Consumer:
+    """Return the consumer with a number that tells its listener apart from others of the same name, such as other lambdas.
+
+    Two listeners of one query may get different rows of a queue, so neither may continue at the other's progress. When the program is
+    started again, it makes its listeners in the same order, so that they get the same numbers.
+    """
+    listener = consumer.listener
+    # Each access to a method makes another object.
+    owner = listener.__self__ if isinstance(listener, MethodType) else listener
+    with _NAMING:
+        named = _NAMED[consumer.name]
+        for number, other in enumerate(named):
+            if other() is owner:
+                return replace(consumer, number=number)
+        try:
+            named.append(weakref.ref(owner))
+        except TypeError:
+            named.append(lambda: owner)
+        return replace(consumer, number=len(named) - 1)
 
 
 class QueueRows(NamedTuple):
@@ -135,7 +167,8 @@ def run(df: DataFrame, consumer: Consumer) -> DataFrame:
     if consumer.trace_context:
         require(_TRACED)
         require_columns(df, ("properties",), _TRACED, "Read with includeProperties=true")
-    return run_in_tasks(df, lambda batches: consume(batches, consumer), OUTCOMES, consumer.settings.name)
+    unique = numbered(consumer)
+    return run_in_tasks(df, lambda batches: consume(batches, unique), OUTCOMES, consumer.settings.name)
 
 
 def consume(

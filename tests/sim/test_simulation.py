@@ -18,6 +18,8 @@ from tests.sim.simulation import STEPS, Scenario
 SEEDS = 500
 RESIZED_SEEDS = 150
 MANY_SEEDS = 10_000
+#: Events that happen in one of 500 seeds or less often, so the fast tier may miss them.
+RARE = ("lot in another order",)
 
 
 # 10,000 seeds took 507 s on a busy machine.
@@ -26,7 +28,7 @@ MANY_SEEDS = 10_000
 def test_queries_of_a_group_process_every_queue_once_and_in_order_whatever_happens(pytestconfig, nightly: bool, capsys):
     count = pytestconfig.getoption("--seeds") or (MANY_SEEDS if nightly else SEEDS)
     total = simulate(range(count), capsys)
-    missed = [name for name in REACHED if not total.reached[name]]
+    missed = [name for name in REACHED if not total.reached[name] and (name not in RARE or count >= MANY_SEEDS)]
     assert not missed or count < SEEDS, f"these events never happened in listeners with order per key: {', '.join(missed)}"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus
 from ordered_source.columns import ReadContext
 from ordered_source.listener import engine_task
-from ordered_source.listener.engine_task import Consumer
+from ordered_source.listener.engine_task import Consumer, numbered
 from orderedmq.broker import Progress
 from orderedmq.conditions import StoreCondition
 from orderedmq.embedded.groups import EmbeddedGroups
@@ -292,3 +293,24 @@ def test_progress_that_does_not_cover_the_lot_is_not_extended(waiting: Rig, alwa
     assert settled(rig, good, planned=False)[-1] == (6, "SUCCESS", 1)
     assert recorded(rig, good) == Progress(1, 3), "messages 1 and 2 are parked still"
     assert rig.heard == [[3], [6]]
+
+
+def test_listeners_of_one_name_have_progress_of_their_own_and_the_same_in_another_run_of_the_program() -> None:
+    class Shop:
+        def bill(self, messages: Any, context: Any) -> None: ...
+
+    def made(table: str) -> Callable[[Any, Any], Any]:
+        return lambda messages, context: table
+
+    one, other = made("one"), made("other")
+    berlin, paris = Shop(), Shop()
+    names = [
+        numbered(Consumer(listener, OrderPerQueue())).name
+        for listener in (one, other, one, berlin.bill, paris.bill, berlin.bill, partial(one, 1), partial(one, 2))
+    ]
+    first, second, again, *methods, bound, bound_otherwise = names
+    assert first == again != second
+    assert methods[0] == methods[2] != methods[1]
+    assert len({first, second, bound, bound_otherwise}) == 4
+    engine_task._NAMED.clear()
+    assert numbered(Consumer(made("one"), OrderPerQueue())).name == first
