@@ -283,14 +283,16 @@ class Store:
             transaction.sign()
             connection.execute("COMMIT")
         _complete(self.path / _NEW)
-        self.segments.folder.mkdir(mode=0o700, exist_ok=True)
-        os.rename(self.path / _NEW, self.path / FILE)
         try:
+            self.segments.folder.mkdir(mode=0o700, exist_ok=True)
+            # Otherwise the name of the index could survive a loss of power, and that of the folder not.
+            sync_folder(self.path)
+            os.rename(self.path / _NEW, self.path / FILE)
             sync_folder(self.path)
         except OSError:
             # The system counts names as written after their sync has failed, so the next attempt must make them again.
             with contextlib.suppress(OSError):
-                (self.path / FILE).unlink()
+                (self.path / FILE).unlink(missing_ok=True)
                 self.segments.folder.rmdir()
             raise
 
