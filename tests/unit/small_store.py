@@ -57,6 +57,7 @@ def make(path: Path, *, small: bool = False) -> tuple[EmbeddedBroker, ClientIden
         )
     broker.log.append({second: rows(["x" * 2500], keys=["k"], properties=[[("colour", "red")]])})
     broker.log.append({queues_of(broker, "plain")[0]: rows(["p", "q" * 3000])})
+    broker.admin.resize_topic("plain", 2)
     broker.admin.delete_topic("gone")
     me = broker.groups.join("me")
     tokens = locked(broker, "g", me, [first, second])
