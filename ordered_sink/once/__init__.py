@@ -93,8 +93,8 @@ def positions(write: Once, queues: Sequence[MessageQueue]) -> dict[str, dict[str
     ``write``: what `delta`, `iceberg` or `sql` returned. ``queues``: as from ``broker.log.queues(topic)``. A queue of which the table has
     no message has -2, which means its beginning.
     """
-    known = write.target.read(queues)[0]
-    return offsets_to_json({queue: known[queue].next if queue in known else EARLIEST for queue in queues})
+    recorded = write.target.read(queues)[0]
+    return offsets_to_json({queue: recorded[queue].next if queue in recorded else EARLIEST for queue in queues})
 
 
 def __getattr__(name: str) -> NoReturn:

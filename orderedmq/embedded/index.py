@@ -164,6 +164,11 @@ def queues_of(topic: TopicInfo) -> list[MessageQueue]:
     return [MessageQueue(topic.name, EMBEDDED_BROKER, number) for number in range(topic.queues + topic.closed)]
 
 
+def targets_of(topic: TopicInfo) -> list[MessageQueue]:
+    """Return the queues of a topic that take messages."""
+    return queues_of(topic)[: topic.queues]
+
+
 def listed(txn: Transaction, topic: TopicInfo) -> list[MessageQueue]:
     """Return the queues of a topic without closed ones of which nothing is left: no message, and none in a group's parking lot."""
     queues = queues_of(topic)

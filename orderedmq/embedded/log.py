@@ -5,7 +5,6 @@ from __future__ import annotations
 import bisect
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -126,7 +125,7 @@ class EmbeddedLog:
         return self.queues(topic)
 
     def targets(self, topic: str) -> list[MessageQueue]:
-        return index.queues_of(replace(self.topic(topic), closed=0))
+        return index.targets_of(self.topic(topic))
 
     def resizes(self, topics: Iterable[str]) -> list[Resize]:
         names = set(topics)
@@ -350,7 +349,7 @@ class EmbeddedLog:
             raise
         with contextlib.closing(staging), self._published_or_gone(receipt), self._store.write() as txn:
             for topic in {queue.topic for queue in among}:
-                require_targets(topic, among, index.queues_of(replace(topic_of(txn, topic), closed=0)))
+                require_targets(topic, among, index.targets_of(topic_of(txn, topic)))
             also(txn)
             ends = {queue: index.state(txn, queue).max_offset for queue in rows}
             added = make_visible(txn, [receipt], self._clock)

@@ -14,7 +14,6 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 import pyarrow as pa
@@ -23,7 +22,7 @@ from orderedmq.broker import ChooseAgain, Published, Receipt, SinkBatch
 from orderedmq.conditions import SinkCondition, TopicCondition
 from orderedmq.embedded import garbage, groups, runs
 from orderedmq.embedded.clock import Clock
-from orderedmq.embedded.index import incarnation_of, queues_of, topic_of
+from orderedmq.embedded.index import incarnation_of, targets_of, topic_of
 from orderedmq.embedded.runs import Registration
 from orderedmq.embedded.staging import EmbeddedStaging, discard, make_visible, staged_rows
 from orderedmq.embedded.store import schema
@@ -86,7 +85,7 @@ class EmbeddedOutbox:
         try:
             with self._store.read() as txn:
                 topics = [topic_of(txn, name) for name in receipt.staged.spread]
-            queues = {topic.name: staging.targets(topic.name, queues_of(replace(topic, closed=0))) for topic in topics}
+            queues = {topic.name: staging.targets(topic.name, targets_of(topic)) for topic in topics}
             for queue, rows in staged_rows(self._store, receipt):
                 numbers = pa.repeat(pa.scalar(queue.queue_id, pa.int32()), rows.num_rows)
                 chosen = choose(rows.append_column("queue_id", numbers), len(queues[queue.topic]))

@@ -279,21 +279,21 @@ class RocketMQAdmin:
 
     def group_offsets(self, group: str) -> dict[MessageQueue, int]:
         self._require(group)
-        found = self._numbers(group)
+        numbers = self._numbers(group)
         # Before 5.0, offsets outlive their topic. Fences and other numbers are also stored as offsets (offsets.py). Leave both out.
         there: set[MessageQueue] = set()
-        for topic in {queue.topic for queue in found if not queue.topic.startswith(RETRY_PREFIX)}:
+        for topic in {queue.topic for queue in numbers if not queue.topic.startswith(RETRY_PREFIX)}:
             with contextlib.suppress(TopicError):
                 there.update(self._log.route(topic, fresh=True).all_queues())
-        return {queue: found[queue] for queue in sorted(found) if queue in there}
+        return {queue: numbers[queue] for queue in sorted(numbers) if queue in there}
 
     def _numbers(self, group: str) -> dict[MessageQueue, int]:
         """Return all numbers that the brokers store for a group: its offsets, and the `registers`."""
-        found: dict[MessageQueue, int] = {}
+        numbers: dict[MessageQueue, int] = {}
         for name, master in self._offsets.masters().items():
             offsets = self._client.call_address(master, group_requests.all_consumer_offsets(), Deadline.after(GROUP_TIMEOUT))
-            found.update((queue._replace(broker_name=name), at) for queue, at in offsets.get(group, {}).items())
-        return found
+            numbers.update((queue._replace(broker_name=name), at) for queue, at in offsets.get(group, {}).items())
+        return numbers
 
     def group_progress(self, group: str) -> dict[MessageQueue, int]:
         numbers = self._numbers(group)

@@ -1,6 +1,8 @@
 """Members, locks and offsets of a group while brokers move, topics are deleted and clocks differ.
 
 The brokers are on loopback and keep members, locks and offsets as real ones do. A member's connection is its membership.
+
+This module is long because its faults need the same brokers, clients and clocks.
 """
 
 from __future__ import annotations
