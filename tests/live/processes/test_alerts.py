@@ -169,9 +169,9 @@ def test_rules_and_dashboard_name_metrics_that_are_exported(file: Path) -> None:
     assert named - {kind.name for kind in METRICS} == set()
 
 
-def test_each_alert_names_the_section_of_the_guide_that_says_what_to_do() -> None:
+def test_each_alert_links_to_its_section_of_the_guide() -> None:
     guide = (FOLDER.parent / "guides" / "monitoring.md").read_text()
     headings = re.findall(r"^### (OrderedMQ\w+)$", guide, re.MULTILINE)
     assert headings == alerts()
-    anchors = re.findall(r"runbook: docs/guides/monitoring\.md#(\w+)$", RULES.read_text(), re.MULTILINE)
+    anchors = re.findall(r"runbook_url: docs/guides/monitoring\.md#(\w+)$", RULES.read_text(), re.MULTILINE)
     assert anchors == [name.lower() for name in alerts()]
