@@ -18,7 +18,7 @@ from orderedmq.broker import Broker
 from orderedmq.conditions import GroupCondition, TopicCondition
 from orderedmq.errors import Kind, OrderedMQError, kind_of
 from orderedmq.tools.readable import escaped
-from orderedmq.ui.guard import LIVE, LOGIN, METRICS_PATH, Guard, Rules, log_in
+from orderedmq.ui.guard import HEALTH_PATH, LIVE, LOGIN, METRICS_PATH, Guard, Rules, log_in
 from orderedmq.ui.messages import Browser
 from orderedmq.ui.metrics import BrokerCollector, Metrics
 from orderedmq.ui.pages import Pages
@@ -37,6 +37,7 @@ def make_app(broker: Broker, address: str, rules: Rules, say: Callable[[str], No
     """Return the application for a broker. ``address``: the broker's address as pages show it. ``say`` gets a line for each change."""
     site = Site(broker, address, rules, say)
     pages, browser, repairs = Pages(site), Browser(site), Repairs(site)
+    metrics = Metrics(BrokerCollector(lambda: site.watches))
     watched = {
         "/": pages.groups,
         "/groups/{group}": pages.group,
@@ -76,7 +77,8 @@ def make_app(broker: Broker, address: str, rules: Rules, say: Callable[[str], No
             Route("/groups/{group}/parked/order", repairs.change(repairs.command), methods=["POST"]),
             Route("/groups/{group}/seek", repairs.change(repairs.set_offsets), methods=["POST"]),
             Route("/groups/{group}/copy", repairs.change(repairs.copy_offsets), methods=["POST"]),
-            Route(METRICS_PATH, Metrics(BrokerCollector(lambda: site.watches)).page),
+            Route(METRICS_PATH, metrics.page),
+            Route(HEALTH_PATH, metrics.health),
             Route(LOGIN, login, methods=["GET", "POST"]),
             Mount("/static", StaticFiles(directory=HERE / "static")),
         ],

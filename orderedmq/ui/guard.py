@@ -1,8 +1,8 @@
 """The checks that every request has to pass, and the headers that every answer gets.
 
 Rules: without a token the Host header must name this machine. Otherwise a page of another site could reach this server under the
-other site's name (DNS rebinding). With a token, every request except those for the login and its style needs the cookie that the
-login sets. A request that changes something must come from a page of this server: its Origin is this host, and its form contains
+other site's name (DNS rebinding). With a token, every request except those for the login, its style and the health needs the cookie that
+the login sets. A request that changes something must come from a page of this server: its Origin is this host, and its form contains
 the mark, a random value of this process. URLs never contain a secret.
 
 A scraper of the metrics sends a separate token as ``Authorization: Bearer``. That token opens only the metrics, which name groups,
@@ -32,6 +32,8 @@ STATIC: Final = "/static/"
 LIVE: Final = "/live/"
 #: The path that Prometheus scrapes.
 METRICS_PATH: Final = "/metrics"
+#: The path that supervisors probe. It is open to everyone, because it says nothing about the broker but whether it can be read.
+HEALTH_PATH: Final = "/healthz"
 #: The name of the hidden form field with the mark.
 MARK: Final = "mark"
 _COOKIE: Final = "orderedmq-ui"
@@ -124,7 +126,7 @@ class Guard:
             return PlainTextResponse("Refused: the request comes from a page of another site.\n", 403)
         if path == METRICS_PATH:
             return None if self._rules.may_scrape(headers) else _no_scraper(self._rules)
-        if path == LOGIN or path.startswith(STATIC) or self._rules.knows(headers):
+        if path in (LOGIN, HEALTH_PATH) or path.startswith(STATIC) or self._rules.knows(headers):
             return None
         if method in ("GET", "HEAD") and not path.startswith(LIVE):
             return RedirectResponse(LOGIN, 303)

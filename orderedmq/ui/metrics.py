@@ -32,7 +32,7 @@ from orderedmq.broker import Broker
 from orderedmq.errors import OrderedMQError
 from orderedmq.model import MessageQueue
 from orderedmq.parking import HELD
-from orderedmq.ui.guard import METRICS_PATH, Guard, Rules
+from orderedmq.ui.guard import HEALTH_PATH, METRICS_PATH, Guard, Rules
 from orderedmq.ui.shared_look import SharedLook
 from orderedmq.ui.watches import BrokerNow, GroupNow, Watches
 
@@ -110,6 +110,18 @@ class BrokerCollector(Collector):
         last = self._last
         return last if last is not None and time.monotonic() - last.when <= STALE else None
 
+    def problem(self) -> str | None:
+        """Return why the broker cannot be watched now, or None if it was read within the last `STALE` seconds. Waits as `latest` does.
+
+        The text names the condition of an error, but not its message, because that has names and addresses.
+        """
+        last = self.latest()
+        if last is None:
+            return f"no read of the broker has ended within the last {STALE:.0f} s"
+        if last.found is None and self._counted is not None:
+            return f"the broker cannot be read: {self._counted.condition}"
+        return None
+
     def collect(self) -> Iterator[Metric]:
         yield from self.metrics(self.latest())
 
@@ -178,6 +190,11 @@ class Metrics:
                 self._rendered[kind] = last.found, text
             return Response(text, headers={"content-type": kind})
 
+    def health(self, _: Request) -> Response:
+        """Answer 200 if the server works and has read the broker recently, else 503 with the reason."""
+        problem = self._collector.problem()
+        return PlainTextResponse("ok\n") if problem is None else PlainTextResponse(f"{problem}\n", 503)
+
 
 class _Once(Collector):
     """Collects the metrics of one result."""
@@ -201,13 +218,14 @@ def _family(kind: MetricKind, some: list[MetricSample]) -> Metric:
 
 
 def exporter_app(collector: BrokerCollector, rules: Rules) -> ASGIApp:
-    """Return the application of ``orderedmq exporter``, which serves only the metrics page."""
+    """Return the application of ``orderedmq exporter``, which serves only the metrics and its health."""
 
     def root(_: Request) -> Response:
         return PlainTextResponse(f"orderedmq exporter: metrics for Prometheus are at {METRICS_PATH}\n")
 
     metrics = Metrics(collector)
-    return Guard(Starlette(routes=[Route("/", root), Route(METRICS_PATH, metrics.page)]), rules)
+    routes = [Route("/", root), Route(METRICS_PATH, metrics.page), Route(HEALTH_PATH, metrics.health)]
+    return Guard(Starlette(routes=routes), rules)
 
 
 _GROUP: Final = ("group",)

@@ -209,6 +209,7 @@ def test_page_and_exporter_serve_what_the_broker_has(shop: Shop) -> None:
         assert page.get("/metrics").headers["content-type"].startswith("text/plain; version=")
         assert "/metrics" in exporter.get("/").text
         assert exporter.get("/groups/billing").status == 404
+        assert [(one.status, one.text) for one in (page.get("/healthz"), exporter.get("/healthz"))] == [(200, "ok\n")] * 2
     for found in (of_page, of_exporter):
         assert found["orderedmq_up"] == {(): 1}
         assert sum(found["orderedmq_group_lag_messages"].values()) == 22
@@ -230,11 +231,14 @@ def test_reports_a_broker_that_disappears_and_returns(shop: Shop) -> None:
         gone = until(lambda: (found := scraped(site))["orderedmq_up"][()] == 0 and found)
         assert "orderedmq_group_lag_messages" not in gone, "with old values, the broker would look idle"
         assert gone["orderedmq_exporter_failures_total"][("ORDEREDMQ_STORE.MISSING",)] >= 1
+        health = site.get("/healthz")
+        assert (health.status, health.text) == (503, "the broker cannot be read: ORDEREDMQ_STORE.MISSING\n")
         assert len(told) == 1
         assert "the broker cannot be reached" in told[0]
         away.rename(shop.store)
         back = until(lambda: (found := scraped(site))["orderedmq_up"][()] == 1 and found)
         assert sum(back["orderedmq_group_lag_messages"].values()) == 22
+        assert site.get("/healthz").status == 200
         assert told[1:] == ["the broker can be reached again"]
 
 
@@ -250,6 +254,7 @@ def test_a_scrape_does_not_wait_for_a_look_that_takes_long(shop: Shop, monkeypat
     monkeypatch.setattr(metrics, "PATIENCE", 0.0)
     with exporting(shop.store) as site:
         assert up(site) == 0, "the first reading has not ended yet"
+        assert site.get("/healthz").status == 503
         may_end.set()
         until(lambda: up(site))
         monkeypatch.setattr(metrics, "STALE", -1.0)
@@ -285,4 +290,5 @@ def test_without_a_token_the_metrics_are_for_this_machine(shop: Shop) -> None:
         assert site.get("/metrics", host="evil.example").status == 421
     with exporting(shop.store, scrape_token=SCRAPER, hosts=None) as site:
         assert site.get("/metrics").status == 401
+        assert site.get("/healthz").status == 200
         assert scraped(site, host="metrics.example", **bearer(SCRAPER))["orderedmq_up"] == {(): 1}

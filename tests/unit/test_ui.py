@@ -427,6 +427,7 @@ def test_with_a_token_nothing_is_shown_before_the_login(shop: Shop) -> None:
         assert site.get(f"/live/groups/{GROUP}").status == 401
         assert site.post(f"/groups/{GROUP}/dead/replay", [("all", "yes")]).status == 401
         assert site.get("/topics", cookie="orderedmq-ui=guess").status == 303
+        assert site.get("/healthz").text == "ok\n"
         assert "orders" not in site.get("/login").text
         wrong = site.post("/login", [("token", "another")], mark=False)
         assert (wrong.status, "That is not the token" in wrong.words, "set-cookie" in wrong.headers) == (403, True, False)
