@@ -1,4 +1,4 @@
-"""The notebooks' pictures: messages in queues, paths of orders, lag, locks, hand-overs, calls of a listener, and keys that wait."""
+"""The notebooks' pictures: messages in queues, paths of orders, lag, locks, hand-overs, calls of a listener, keys that wait, and a resize."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
-from shop import Look, Turn
+from shop import Look, ResizedQueue, Turn
 
 from orderedmq.broker import LockInfo
 from orderedmq.ownership.lock import LOCK_LIFE
@@ -191,6 +191,43 @@ def group(looks: Mapping[str, Look]) -> Figure:
         axes.set(xlabel="next offset", xlim=(0, longest))
         axes.xaxis.set_major_locator(_whole_numbers(4))
     figure.get_layout_engine().set(wspace=0.06)
+    plt.close(figure)
+    return figure
+
+
+def resize(looks: Mapping[str, Sequence[ResizedQueue]]) -> Figure:
+    """Draw the queues of a resized topic at several moments: ``looks[title]``.
+
+    A bar has the messages of the old and of the new generation, those that the group has not processed in pale colours. A line leads
+    from a queue that waits to the queue for which it waits.
+    """
+    longest = max(queue.end for look in looks.values() for queue in look)
+    height = max(len(look) for look in looks.values())
+    figure, panels = plt.subplots(
+        1, len(looks), figsize=(10, 0.4 * height + 1.6), sharex=True, sharey=True, layout="constrained", squeeze=False
+    )
+    generations = {"old generation": COLOURS[0], "new generation": COLOURS[1]}
+    for (title, look), axes in zip(looks.items(), panels[0]):
+        lane_of = {queue.queue: lane for lane, queue in enumerate(look)}
+        for lane, queue in enumerate(look):
+            for colour, begin, end in zip(generations.values(), (0, queue.begin), (queue.begin, queue.end)):
+                axes.barh(lane, end - begin, left=begin, color=colour, height=0.6, alpha=0.25, linewidth=0)
+                axes.barh(lane, max(0, min(queue.offset, end) - begin), left=begin, color=colour, height=0.6, linewidth=0)
+            for parent in queue.waits:
+                # Lines of neighbouring queues lie side by side.
+                place = longest * (1.08 + 0.05 * (lane % 4))
+                axes.plot([queue.end, place, place], [lane, lane, lane_of[parent]], color=INK, linewidth=1)
+                axes.annotate(
+                    "",
+                    (look[lane_of[parent]].end, lane_of[parent]),
+                    (place, lane_of[parent]),
+                    arrowprops={"arrowstyle": "->", "color": INK, "shrinkA": 0, "shrinkB": 1},
+                )
+        _lane_names(axes, [f"queue {queue.queue}" for queue in look])
+        axes.set(title=title, xlabel="offset in the queue", xlim=(0, longest * 1.27))
+        axes.xaxis.set_major_locator(_whole_numbers(5))
+    kinds = [(colour, name) for name, colour in generations.items()]
+    figure.legend(*_dots(kinds), loc="outside upper right", ncols=len(kinds), frameon=False, fontsize=9)
     plt.close(figure)
     return figure
 

@@ -21,6 +21,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
+from orderedmq.barrier import Barrier
 from orderedmq.broker import Broker
 from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.tools.group_state import group_queues
@@ -170,6 +171,33 @@ def turns(messages: pa.Table) -> list[Turn]:
         if at not in turn.done[-1:]:
             turn.done.append(at)
     return found
+
+
+@dataclass(frozen=True)
+class ResizedQueue:
+    """A queue of a topic that was resized once: where the new generation begins, the queue's end, and the group's next offset.
+
+    ``waits``: the numbers of the queues that have to be processed before the group reads this one further.
+    """
+
+    queue: int
+    begin: int
+    end: int
+    offset: int
+    waits: list[int]
+
+
+def resized(broker: Broker, topic: str, group: str) -> list[ResizedQueue]:
+    """Return the queues of a topic that was resized once, as the group has processed them now."""
+    (resize,) = broker.log.resizes([topic])
+    bounds = broker.log.bounds(broker.log.queues(topic))
+    offsets = broker.groups.offsets(group, list(bounds))
+    waits = Barrier(broker, group).waits([topic], {})
+    parents = {queue: [parent.queue.queue_id for parent in wait.parents] for queue, wait in waits.items()}
+    return [
+        ResizedQueue(queue.queue_id, resize.begin(queue), at.max_offset, offsets.get(queue, 0), parents.get(queue, []))
+        for queue, at in bounds.items()
+    ]
 
 
 def parked(broker: Broker, group: str) -> int:
