@@ -10,6 +10,8 @@ A text that several places need is a function here.
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import ClassVar, Final, Generic, Literal, Self, TypeVar
 
@@ -286,11 +288,17 @@ def no_such_queue(topic: str, queue: object, known: str = "") -> TopicError:
     return TopicError(TopicCondition.NO_SUCH_QUEUE, f"topic {topic!r} has no queue {queue}{known and f': {known}'}")
 
 
-def missing_group(group: str, where: str) -> GroupError:
-    """Return the error for an unknown group. ``where``: "this store" or "this cluster"."""
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """Return a clause that suggests the most similar of ``names``, or "" if none of them is similar."""
+    similar = difflib.get_close_matches(name, names, 1, 0.7)
+    return f" (did you mean {similar[0]!r}?)" if similar else ""
+
+
+def missing_group(group: str, where: str, names: Iterable[str]) -> GroupError:
+    """Return the error for an unknown group. ``where``: "this store" or "this cluster". ``names``: those of its groups."""
     return GroupError(
         GroupCondition.MISSING,
-        f"consumer group {group!r} does not exist in {where}. Run orderedmq group list to see all groups",
+        f"consumer group {group!r} does not exist in {where}{did_you_mean(group, names)}. Run orderedmq group list to see all groups",
     )
 
 

@@ -8,10 +8,11 @@ message, so a range is half-open: [begin, end). Names and sizes follow RocketMQ 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from orderedmq.conditions import GroupCondition, TopicCondition
-from orderedmq.errors import GroupError, TopicError
+from orderedmq.errors import GroupError, TopicError, did_you_mean
 
 #: The broker name of the embedded broker. In a RocketMQ cluster each broker has its own name.
 EMBEDDED_BROKER: Final = "embedded"
@@ -155,8 +156,8 @@ def check_group(name: str) -> None:
         raise GroupError(GroupCondition.BAD_NAME, f"consumer group {name!r} {why}")
 
 
-def missing_topic(topic: str) -> TopicError:
-    """Return the error for a topic that does not exist.
+def missing_topic(topic: str, names: Iterable[str] = ()) -> TopicError:
+    """Return the error for a topic that does not exist. ``names``: those of the topics that exist, to suggest a similar one.
 
     Users cannot create a topic that belongs to a group. For such a topic, the error says when the broker creates it.
     """
@@ -179,6 +180,6 @@ def missing_topic(topic: str) -> TopicError:
         )
     return TopicError(
         TopicCondition.MISSING,
-        f"topic {topic!r} does not exist. Run orderedmq topic list to see all topics, or create it with orderedmq topic create {topic} "
-        "--queues N, or by writing to it with topicQueueNums (--queues)",
+        f"topic {topic!r} does not exist{did_you_mean(topic, names)}. Run orderedmq topic list to see all topics, or create it with "
+        f"orderedmq topic create {topic} --queues N, or by writing to it with topicQueueNums (--queues)",
     )

@@ -194,7 +194,7 @@ class EmbeddedAdmin:
         if of_sinks:
             return []
         with self._read() as txn:
-            return sorted({row.consumer_group for table in OF_GROUPS for row in txn.scan(table)})
+            return sorted(_every_group(txn))
 
     def group_offsets(self, group: str) -> dict[MessageQueue, int]:
         check_group(group)
@@ -330,9 +330,13 @@ def _query_names(store: Store) -> dict[str, str]:
         return runs.query_names(store.path)
 
 
+def _every_group(txn: Transaction) -> set[str]:
+    return {row.consumer_group for table in OF_GROUPS for row in txn.scan(table)}
+
+
 def _require(txn: Transaction, group: str) -> None:
     if not any(True for table in OF_GROUPS for _ in txn.scan(table, group)):
-        raise missing_group(group, "this store")
+        raise missing_group(group, "this store", _every_group(txn))
 
 
 def _lots(txn: Transaction, group: str, topics: Collection[str]) -> dict[MessageQueue, MessageQueue]:

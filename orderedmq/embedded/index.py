@@ -326,7 +326,7 @@ def topic_of(txn: Transaction, name: str) -> TopicInfo:
     """Return a topic's record. Raises TopicError MISSING."""
     topic = topic_at(txn, name)
     if topic is None:
-        raise missing_topic(name)
+        raise missing_topic(name, (other.name for other in all_topics(txn)))
     return topic
 
 

@@ -274,8 +274,9 @@ class RocketMQAdmin:
 
     def _require(self, group: str) -> None:
         lock_rules.check_name(group)
-        if group not in self._every_group():
-            raise missing_group(group, "this cluster")
+        groups = self._every_group()
+        if group not in groups:
+            raise missing_group(group, "this cluster", groups)
 
     def group_offsets(self, group: str) -> dict[MessageQueue, int]:
         self._require(group)

@@ -46,6 +46,16 @@ def test_a_topic_that_exists_is_not_made_again(broker: Broker):
     assert state(broker, ["orders"]) == before
 
 
+def test_names_the_topic_and_the_group_that_a_wrong_name_is_like(broker: Broker) -> None:
+    with refused("TOPIC.MISSING", "did you mean 'orders'?"):
+        broker.log.topic("oders")
+    with refused("TOPIC.MISSING", "does not exist. Run"):
+        broker.log.topic("invoices")
+    broker.admin.seek("billing", {queues_of(broker, "orders")[0]: 0})
+    with refused("GROUP.MISSING", "did you mean 'billing'?"):
+        broker.admin.group_offsets("biling")
+
+
 @pytest.mark.parametrize("count", [0, -1, MAX_QUEUES + 1])
 def test_a_count_of_queues_out_of_range_is_refused(broker: Broker, count: int):
     for call in (lambda: broker.admin.create_topic("t", count), lambda: broker.admin.resize_topic("orders", count)):

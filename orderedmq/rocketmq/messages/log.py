@@ -195,6 +195,13 @@ class RocketMQLog:
         self._confirmed[topic] = time.monotonic()
         return route
 
+    def _listed(self) -> Collection[str]:
+        """Return the names of users' topics for an error, none if they cannot be listed (a Proxy, or an account without the right)."""
+        deadline = Deadline.after(NAMESERVER_TIMEOUT)
+        with contextlib.suppress(OrderedMQError):
+            return user_topics(self._client.topics(deadline), self._client.cluster(deadline))
+        return ()
+
     def _still_there(self, topic: str, deadline: float) -> Route:
         """Return the last known route of a topic that the nameserver lacks, if a broker has the topic. Raises TopicError MISSING.
 
@@ -215,7 +222,7 @@ class RocketMQLog:
             if route is not None and not all(answer is False for answer in answers):
                 return route
             if True not in answers:
-                raise missing_topic(topic)
+                raise missing_topic(topic, self._listed())
             failures += 1
             delay = RETRY.delay(failures, random.random())
             if not leaves_attempt(deadline, delay):
