@@ -219,14 +219,21 @@ def test_no_nameserver_answers_until_the_deadline(to: Callable[..., Client]) -> 
     client.close()
 
 
-def test_a_nameserver_is_waited_for_until_it_returns(cluster: Cluster) -> None:
+def test_waits_for_a_nameserver_that_returns_and_warns_once(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
     port = refused_port()
     cluster.broker("a", value=3)
     client = Client(f"127.0.0.1:{port}")
-    timer = threading.Timer(0.3, lambda: cluster.nameserver(port))
-    timer.start()
+
+    def answers() -> None:
+        # The user learns at once what the client waits for.
+        until(lambda: "Connection refused" in caplog.text and "Trying again for" in caplog.text, "the log warns", 3)
+        cluster.nameserver(port)
+
+    thread = threading.Thread(target=answers)
+    thread.start()
     assert ask(client) == 3
-    timer.join()
+    thread.join()
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
     client.close()
 
 

@@ -10,6 +10,7 @@ know stay in a route for as long as their next reports may take, because otherwi
 from __future__ import annotations
 
 import contextlib
+import logging
 import random
 import threading
 import time
@@ -35,6 +36,8 @@ from orderedmq.rocketmq.wire.message_requests import cluster_info, topic_list, t
 from orderedmq.rocketmq.wire.namespaces import NO_NAMESPACES, Namespaces
 from orderedmq.rocketmq.wire.request import Request
 from orderedmq.rocketmq.wire.route import BrokerData, ClusterInfo, Route
+
+logger = logging.getLogger("orderedmq")
 
 T = TypeVar("T")
 
@@ -90,6 +93,8 @@ class Client:
         self._endpoints = Endpoints(self.nameservers, account=Account(credentials), tls=context, on_push=on_push, names=names)
         self.names = names
         self._turn = random.randrange(len(self.nameservers))
+        #: Whether the log says that no nameserver answers.
+        self._warned = False
         self._routes: dict[str, _Known] = {}
         self._proxied: bool | None = None  # See behind_proxy.
         #: Nameservers that have not answered, each with the time until which `whole_cluster` does not ask it again (monotonic seconds).
@@ -356,7 +361,10 @@ class Client:
         return self._retry(request, deadline, lambda: address, lambda: None)
 
     def call_nameserver(self, request: Request[T], deadline: float) -> T:
-        """Ask the nameservers in turn until one answers. Raises the errors of `Pending.result`."""
+        """Ask the nameservers in turn until one answers. Raises the errors of `Pending.result`.
+
+        When none has answered for the first time, the log says so, because a user who waits should learn what for.
+        """
         failures = 0
         while True:
             for _ in self.nameservers:
@@ -364,7 +372,9 @@ class Client:
                 limit = min(deadline, Deadline.after(NAMESERVER_TIMEOUT))
                 try:
                     address = self.nameservers[turn % len(self.nameservers)]
-                    return self.connection(address, limit, wait=len(self.nameservers) == 1).call(request, limit)
+                    answer = self.connection(address, limit, wait=len(self.nameservers) == 1).call(request, limit)
+                    self._warned = False
+                    return answer
                 except RocketMQUnavailableError as error:
                     last = error
                 # Another thread may already have switched to the next nameserver.
@@ -373,6 +383,10 @@ class Client:
                 if time.monotonic() >= deadline:
                     raise last
             failures += 1
+            left = deadline - time.monotonic()
+            if not self._warned and left > 1:
+                self._warned = True
+                logger.warning("%s. Trying again for %.0f s", last.message, left)
             self._endpoints.pause(RETRY.delay(failures, random.random()), deadline, last)
 
     def _retry(self, request: Request[T], deadline: float, where: Callable[[], str], doubt: Callable[[], None]) -> T:
