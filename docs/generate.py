@@ -21,7 +21,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
-from orderedmq.cli import COMMANDS, GROUPS, load
+from typer.main import get_command
+
+from orderedmq.cli import COMMANDS, GROUPS, app, load
 from orderedmq.errors import OrderedMQError
 from orderedmq.options.parse import OPTIONS
 
@@ -35,7 +37,7 @@ _PIPE: Final = re.compile(r"^\|.*\\\|.*$", re.MULTILINE)
 #: An example of a message for each condition, written by hand.
 EXAMPLES: Final = ROOT / "docs" / "reference" / "examples.json"
 #: Options of every command, which the page has once, at its top.
-_SHARED: Final = ("path", "as_json", "namesrv", "namespace", "profile", "options")
+_SHARED: Final = ("path", "as_json", "namesrv", "namespace", "profile", "option")
 #: The word for an option's value in a table, by its type, if the option does not name its value.
 _WORDS: Final = {"int": "NUMBER", "integer": "NUMBER", "float": "NUMBER", "path": "FILE"}
 #: The pages of the site that have the documents of the repository's root.
@@ -321,16 +323,14 @@ def commands() -> str:
 
 def shared_options() -> str:
     """Return the table of the options that every command has."""
-    top = load("peek")
-    return "\n".join(_table([one for one in top.params if one.name in _SHARED]))
+    return "\n".join(_table([one for one in get_command(app).params if one.name in _SHARED]))
 
 
 def _command(name: str, command: Any) -> list[str]:
-    shared = {one.help for one in load("peek").params if one.name in _SHARED}
     shown = [
         one
         for one in command.params
-        if getattr(one, "help", None) not in shared and one.name != "help" and not getattr(one, "hidden", False)
+        if getattr(one, "rich_help_panel", None) is None and one.name != "help" and not getattr(one, "hidden", False)
     ]
     arguments = [one for one in shown if not one.opts[0].startswith("-")]
     usage = " ".join([name, "[OPTIONS]", *(_argument(one) for one in arguments)])

@@ -10,6 +10,7 @@ from orderedmq.broker import Broker
 from orderedmq.conditions import OptionCondition
 from orderedmq.endpoint import CredentialsSource, Endpoint, TlsOptions
 from orderedmq.errors import OptionError
+from orderedmq.options.values import parse_store_path
 
 
 def connect(
@@ -32,13 +33,15 @@ def connect(
 
     As a context manager, the connection closes itself at the end. A store is opened at first use, which may raise StoreError MISSING;
     ``admin.create_topic`` creates a missing store. Raises OptionError CONFLICT if neither or both of ``path`` and ``namesrv_addr`` are
-    given.
+    given, and INVALID or UNSUPPORTED if ``path`` is no local directory.
     """
     if (path is None) == (namesrv_addr is None):
         raise OptionError(
-            OptionCondition.CONFLICT, "connect needs either a path (the embedded broker) or namesrv_addr (a RocketMQ cluster)"
+            OptionCondition.CONFLICT,
+            'connect needs either a path (the embedded broker) or namesrv_addr (a RocketMQ cluster). Write connect("folder") or '
+            'connect(namesrv_addr="host:9876")',
         )
-    folder = None if path is None else os.path.abspath(path)
+    folder = None if path is None else parse_store_path(os.fspath(path), "path")
     return reach(Endpoint(folder, namesrv_addr, credentials, tls, namespace, namespace_v2), identity=identity)
 
 
@@ -55,7 +58,7 @@ def reach(endpoint: Endpoint, *, identity: str | None = None) -> Broker:
 
 #: Open connections with the process that opened them. The most recently used one is last.
 _cached: dict[tuple[Endpoint, str], tuple[int, Broker]] = {}
-#: Each open store maps 1 TiB of address space, and a process has about 120 TiB. A Spark worker of tests may open many stores, one per test.
+#: Each open store has open files, which a process may have only so many of. A Spark worker of tests may open many stores, one per test.
 _MOST_STORES: Final = 16
 
 

@@ -1,10 +1,11 @@
-"""Reads files with secrets: an account's credentials and the command's profiles. Refuses files that every user of the machine may read."""
+"""Reads files that may have secrets: an account's credentials and the command's profiles. Refuses secrets that every user may read."""
 
 from __future__ import annotations
 
 import json
 import os
 import stat
+from collections.abc import Callable
 from typing import Final
 
 from orderedmq.conditions import OptionCondition
@@ -15,20 +16,22 @@ _FIELDS: Final = {"accessKey": "access_key", "secretKey": "secret_key", "securit
 _EXAMPLE: Final = '{"accessKey": "...", "secretKey": "...", "securityToken": "..."}'
 
 
-def read_secret_file(path: str, what: str) -> str:
-    """Return the text of a file that only its owner and the owner's group may read.
+def read_secret_file(path: str, what: str, has_secrets: Callable[[str], bool] = lambda _: True) -> str:
+    """Return the text of a file that only its owner and the owner's group may read and write.
 
-    ``what`` names the file in errors: "the credentials file". Raises OptionError MISSING or INVALID.
+    ``what`` names the file in errors: "the credentials file". Every user may read, but not write, a text without secrets.
+    Raises OptionError MISSING or INVALID.
     """
     try:
         with open(path, encoding="utf-8") as file:
-            if os.fstat(file.fileno()).st_mode & (stat.S_IROTH | stat.S_IWOTH):
+            mode, text = os.fstat(file.fileno()).st_mode, file.read()
+            if mode & stat.S_IWOTH or (mode & stat.S_IROTH and has_secrets(text)):
                 raise OptionError(
                     OptionCondition.INVALID,
                     f"{what} {path} may be read or written by every user of this machine. Run chmod 600 {path}, or in "
                     "Kubernetes set defaultMode: 0440 for the volume of the secret",
                 )
-            return file.read()
+            return text
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise OptionError(

@@ -8,6 +8,7 @@ that they have in Spark, that select a broker and the connection to it. Profiles
 from __future__ import annotations
 
 import contextlib
+import copy
 import errno
 import functools
 import inspect
@@ -18,14 +19,22 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Concatenate, Final, Literal, NamedTuple, NoReturn, ParamSpec
+from typing import TYPE_CHECKING, Annotated, Any, Concatenate, Final, Literal, NamedTuple, NoReturn, ParamSpec, get_args
 
 import typer
 
 from orderedmq.conditions import OptionCondition
 from orderedmq.endpoint import Endpoint
 from orderedmq.errors import Kind, OptionError, OrderedMQError, kind_of
-from orderedmq.options.endpoint import SECRETS, VARIABLES, BrokerOptions, from_environment, layered
+from orderedmq.options.endpoint import (
+    ADDRESS_VARIABLES,
+    SECRETS,
+    VARIABLES,
+    BrokerOptions,
+    address_from_environment,
+    from_environment,
+    layered,
+)
 from orderedmq.options.values import DEFAULT_DIRECTORY, names_of, shown
 from orderedmq.secret_files import read_secret_file
 from orderedmq.tools.readable import CONTROL, escaped, one_line, shortened
@@ -70,19 +79,24 @@ Full = Annotated[
 #: The environment variable that replaces the file's default path.
 FILE_VARIABLE: Final = "ORDEREDMQ_CONFIG"
 _WHAT: Final = "the file of profiles"
-PATH_HELP: Final = f"Directory of the embedded broker (default: {DEFAULT_DIRECTORY})."
 
 
-def path_option(text: str) -> Any:
-    return typer.Option("--path", help=text, show_default=False, metavar="DIR")
-
-
-PathOption = Annotated[Path | None, path_option(PATH_HELP)]
+PathOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--path",
+        help=f"Directory of the embedded broker (default: the environment's ORDEREDMQ_PATH, else {DEFAULT_DIRECTORY}).",
+        show_default=False,
+        metavar="DIR",
+        # The store's own error says who may read it.
+        readable=False,
+    ),
+]
 NamesrvOption = Annotated[
     str | None,
     typer.Option(
         "--namesrv",
-        help="Nameservers of a RocketMQ cluster, host:port;host:port, instead of --path.",
+        help="Nameservers of a RocketMQ cluster, host:port;host:port, instead of --path (default: the environment's ORDEREDMQ_NAMESRV).",
         show_default=False,
         metavar="ADDR",
     ),
@@ -122,6 +136,18 @@ JsonOption = Annotated[
         show_default=False,
     ),
 ]
+
+
+#: The options of every command. Their help is long at the command ``orderedmq`` itself, and these words at the others.
+SHARED: Final[Mapping[str, tuple[Any, str]]] = {
+    "path": (PathOption, "Directory of the embedded broker."),
+    "as_json": (JsonOption, "JSON lines or tables."),
+    "namesrv": (NamesrvOption, "Nameservers of a RocketMQ cluster."),
+    "namespace": (NamespaceOption, "Namespace in the cluster."),
+    "profile": (ProfileOption, "Options from a file."),
+    "options": (ConnectionOption, "An option as in Spark."),
+}
+_PANEL: Final = "Options of every command (see orderedmq --help)"
 
 
 class Column(NamedTuple):
@@ -171,6 +197,8 @@ class Shell:
                 )
         profile = {} if self.profile is None else read_profile(self.profile)
         options = layered(typed, profile)
+        if options.keys().isdisjoint(ADDRESS_VARIABLES):
+            options |= address_from_environment()
         if "namesrvAddr" in options:
             # The environment has the account and TLS options of a cluster, which a store does not need.
             options = layered(options, from_environment())
@@ -304,12 +332,12 @@ def profiles_file() -> Path:
 def read_profile(name: str) -> dict[str, str]:
     """Return the options of a profile as texts, with their names in camelCase.
 
-    Raises OptionError MISSING if the file or the profile does not exist; INVALID if other users may read the file, if it is not
-    TOML, or if the profile contains anything except broker options. Errors show no value, because it may be a secret.
+    Raises OptionError MISSING if the file or the profile does not exist; INVALID if other users may change the file or read secrets in
+    it, if it is not TOML, or if the profile contains anything except broker options. Errors show no value, because it may be a secret.
     """
     file = profiles_file()
     try:
-        profiles = tomllib.loads(read_secret_file(str(file), _WHAT))
+        profiles = tomllib.loads(read_secret_file(str(file), _WHAT, _names_secrets))
     except tomllib.TOMLDecodeError as error:
         raise OptionError(OptionCondition.INVALID, f"{_WHAT} {file} is not TOML: {error}") from None
     profile = profiles.get(name)
@@ -334,6 +362,11 @@ def read_profile(name: str) -> dict[str, str]:
             continue
         raise OptionError(OptionCondition.INVALID, f"profile {name} in {file} {why}. {remedy}")
     return options
+
+
+def _names_secrets(text: str) -> bool:
+    """Return whether a file of profiles, which may be damaged, has the name of a secret option."""
+    return any(name.lower() in text.lower() for name in SECRETS)
 
 
 def _typed(options: Sequence[str] | None) -> dict[str, str]:
@@ -422,7 +455,7 @@ def commands(help_text: str, *, add_completion: bool = False, **settings: Any) -
 
 
 def command(
-    app: typer.Typer, name: str, *, path_help: str = PATH_HELP, **settings: Any
+    app: typer.Typer, name: str, *, path_help: str | None = None, **settings: Any
 ) -> Callable[[Callable[Concatenate[Shell, P], None]], Callable[Concatenate[Shell, P], None]]:
     """Return a decorator that makes a function a command of ``app``, with the shared options and with exit codes for errors.
 
@@ -449,14 +482,7 @@ def command(
             *(parameter.replace(kind=kind) for parameter in own),
             *(
                 inspect.Parameter(name, kind, default=None, annotation=annotation)
-                for name, annotation in {
-                    "path": Annotated[Path | None, path_option(path_help)],
-                    "as_json": JsonOption,
-                    "namesrv": NamesrvOption,
-                    "namespace": NamespaceOption,
-                    "profile": ProfileOption,
-                    "options": ConnectionOption,
-                }.items()
+                for name, annotation in _briefly(path_help).items()
             ),
         ]
         run.__signature__ = inspect.Signature(shared)  # type: ignore[attr-defined]
@@ -467,6 +493,20 @@ def command(
         return function
 
     return register
+
+
+def _briefly(path_help: str | None) -> dict[str, Any]:
+    """Return the annotations of the shared options, with short help in a panel of their own. ``path_help``: see `command`."""
+    out: dict[str, Any] = {}
+    for name, (annotation, text) in SHARED.items():
+        kind, option = get_args(annotation)
+        brief = copy.copy(option)
+        if name == "path" and path_help is not None:
+            brief.help = path_help
+        else:
+            brief.help, brief.rich_help_panel = text, _PANEL
+        out[name] = Annotated[kind, brief]
+    return out
 
 
 @contextlib.contextmanager

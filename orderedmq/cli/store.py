@@ -22,7 +22,10 @@ def check(
     store: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[PATH]", help=f"Directory of the store (default: --path, or {DEFAULT_DIRECTORY}).", show_default=False
+            metavar="[PATH]",
+            help=f"Directory of the store (default: --path, or {DEFAULT_DIRECTORY}).",
+            show_default=False,
+            readable=False,
         ),
     ] = None,
 ) -> None:

@@ -23,6 +23,7 @@ from orderedmq.options.values import (
     options_of,
     parse_bool,
     parse_path,
+    parse_store_path,
 )
 
 _PROTECTED: Final = "file permissions protect a store"
@@ -57,7 +58,9 @@ class BrokerOptions:
     """The checked options of a connection. Exactly one of ``path`` and ``namesrv_addr`` is set."""
 
     path: str | None = option(
-        parse_path, "directory of the embedded broker, on a local disk", shown=f"{DEFAULT_DIRECTORY} in the working directory"
+        parse_store_path,
+        "directory of the embedded broker, on a local disk",
+        shown=f"{DEFAULT_DIRECTORY} in the working directory",
     )
     namesrv_addr: str | None = option(
         _addresses, "instead of path: the nameservers of a RocketMQ cluster, as host:port;host:port or http://host:port"
@@ -154,6 +157,8 @@ VARIABLES: Final = {
     for field, option in options_of(BrokerOptions).items()
     if option.only_cluster == _PROTECTED
 }
+#: The environment variables of the command's address, which is a store or a cluster.
+ADDRESS_VARIABLES: Final = {"path": "ORDEREDMQ_PATH", "namesrvAddr": "ORDEREDMQ_NAMESRV"}
 SECRETS: Final = frozenset(option.name for option in options_of(BrokerOptions).values() if option.secret)
 
 
@@ -165,6 +170,14 @@ def _spelled(name: str) -> str:
 def from_environment() -> dict[str, str]:
     """Return the options of the account and of TLS that are set in the environment."""
     return {name: os.environ[variable] for name, variable in VARIABLES.items() if os.environ.get(variable)}
+
+
+def address_from_environment() -> dict[str, str]:
+    """Return the address that is set in the environment, if there is one. Raises OptionError CONFLICT if there are two."""
+    address = {name: os.environ[variable] for name, variable in ADDRESS_VARIABLES.items() if os.environ.get(variable)}
+    if len(address) > 1:
+        raise conflict(f"the environment variables {' and '.join(ADDRESS_VARIABLES.values())} exclude each other. Unset one")
+    return address
 
 
 def to_environment(options: Mapping[str, str]) -> dict[str, str]:

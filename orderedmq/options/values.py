@@ -256,6 +256,17 @@ def parse_path(text: str, option: str) -> str:
         ) from error
 
 
+def parse_store_path(text: str, option: str) -> str:
+    """Return the absolute path of a store's directory, as `parse_path` does. Also refuses the address of a server."""
+    if re.fullmatch(r"[\w.-]+:\d{1,5}([;,].*)?", text) and not os.path.exists(text):
+        raise invalid(
+            option,
+            f"{shown(text)} is the address of a server, not a directory. For a RocketMQ cluster, set namesrvAddr (--namesrv, in Python "
+            "namesrv_addr)",
+        )
+    return parse_path(text, option)
+
+
 def _in_a_sessions_folder() -> bool:
     """Return whether the working directory is a session's folder, which Spark Connect removes with the session."""
     session = os.environ.get("SPARK_JOB_ARTIFACT_UUID")

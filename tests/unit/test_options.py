@@ -110,6 +110,7 @@ BAD_SOURCE = [
     Bad({**STREAM, "namesrvaddr": "h:9876"}, "CONFLICT"),
     Bad({**STREAM, "path": f"s3://me:{SECRET}@b/x"}, "UNSUPPORTED"),
     Bad({**STREAM, "path": "HDFS:/x"}, "UNSUPPORTED"),
+    *(Bad({**STREAM, "path": text}, "INVALID") for text in ("host:9876", "10.0.0.1:9876;h2:9876")),
     Bad({**STREAM, "path": "file://nas/x"}, "INVALID"),
     Bad({**STREAM, "path": " "}, "INVALID"),
     Bad({**STREAM, "path": "/a\x00b"}, "INVALID"),

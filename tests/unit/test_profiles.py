@@ -10,7 +10,7 @@ import pytest
 from orderedmq.cli.shell import Shell
 from orderedmq.endpoint import Credentials, CredentialsFile, Endpoint, TlsOptions
 from orderedmq.errors import OptionError
-from orderedmq.options.endpoint import VARIABLES, from_environment, to_environment
+from orderedmq.options.endpoint import ADDRESS_VARIABLES, VARIABLES, from_environment, to_environment
 
 PROFILES = """
 [prod]
@@ -42,7 +42,7 @@ def profiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     file.write_text(PROFILES)
     file.chmod(0o600)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    for variable in (*VARIABLES.values(), "ORDEREDMQ_CONFIG", "ORDEREDMQ_PROFILE"):
+    for variable in (*VARIABLES.values(), *ADDRESS_VARIABLES.values(), "ORDEREDMQ_CONFIG", "ORDEREDMQ_PROFILE"):
         monkeypatch.delenv(variable, raising=False)
     return file
 
@@ -110,10 +110,31 @@ def test_refuses_contradictory_options_of_the_command(shell: Shell, says: str) -
     assert "hidden" not in str(caught.value)
 
 
-def test_a_file_that_others_may_read_is_refused(profiles: Path) -> None:
-    profiles.chmod(0o644)
-    with pytest.raises(OptionError, match=r"the file of profiles .*config\.toml may be read or written by every user"):
-        Shell(profile="prod").endpoint  # noqa: B018
+def test_the_address_in_the_environment_comes_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORDEREDMQ_PATH", "/store")
+    assert Shell().endpoint == Endpoint("/store")
+    assert Shell(profile="prod").endpoint.namesrv_addr == "prod:9876"
+    assert Shell(namesrv="h:1").endpoint == Endpoint(namesrv_addr="h:1")
+    monkeypatch.setenv("ORDEREDMQ_NAMESRV", "env:9876")
+    assert Shell(path=Path("/typed")).endpoint == Endpoint("/typed")
+    with pytest.raises(OptionError, match="ORDEREDMQ_PATH and ORDEREDMQ_NAMESRV exclude each other"):
+        Shell().endpoint  # noqa: B018
+    monkeypatch.delenv("ORDEREDMQ_PATH")
+    assert Shell(namespace="n").endpoint == Endpoint(namesrv_addr="env:9876", namespace="n")
+
+
+@pytest.mark.parametrize(("mode", "secret", "refused"), [(0o644, True, True), (0o644, False, False), (0o666, False, True)])
+def test_refuses_secrets_that_others_may_read_and_profiles_that_they_may_write(
+    profiles: Path, mode: int, secret: bool, refused: bool
+) -> None:
+    if not secret:
+        profiles.write_text(PROFILES.replace('secretKey = "of-profile"', ""))
+    profiles.chmod(mode)
+    if refused:
+        with pytest.raises(OptionError, match=r"the file of profiles .*config\.toml may be read or written by every user"):
+            Shell(profile="prod").endpoint  # noqa: B018
+    else:
+        assert Shell(profile="prod").endpoint.namesrv_addr == "prod:9876"
 
 
 def test_a_file_that_is_not_toml_says_where(profiles: Path) -> None:

@@ -256,6 +256,10 @@ AS_NOBODY = """
                     print("nothing")
                 except OrderedMQError as error:
                     print(error.condition, path in str(error))
+    from typer.testing import CliRunner
+    from orderedmq.cli import app
+    listing = CliRunner().invoke(app, ["--path", sys.argv[1], "topic", "list"])
+    print(listing.stderr.split("]")[0].split("[")[1], sys.argv[1] in listing.stderr)
 """
 
 
@@ -280,7 +284,7 @@ def test_a_store_that_may_not_be_used_is_refused_by_name():
             for path in (closed, readable, unwritable):
                 path.chmod(0o700)
     refusal = "ORDEREDMQ_STORE.PERMISSION True"
-    assert said == [refusal] * 4 + ["ORDEREDMQ_STORE.MISSING True", refusal]
+    assert said == [refusal] * 4 + ["ORDEREDMQ_STORE.MISSING True", refusal, refusal]
 
 
 WITH_RIGHTS_TAKEN = """
