@@ -24,11 +24,9 @@ from orderedmq.conditions import SchemaCondition, SinkCondition
 from orderedmq.errors import SchemaError, SinkError
 from orderedmq.options.sink import NO_KEY, SinkOptions, SortColumn
 from orderedmq.routing.sharding_key import GivenKeyType, KeyType
-from orderedmq.rows.message_rows import refuse_delays
-from orderedmq.schema import MESSAGE_SCHEMA, PRODUCER_COLUMNS, concat_batches
+from orderedmq.rows.message_rows import refuse_unknown
+from orderedmq.schema import MESSAGE_SCHEMA, concat_batches
 
-#: Columns that a source returns and only a broker can set. The sink accepts and ignores them.
-BROKER_COLUMNS: Final = tuple(name for name in MESSAGE_SCHEMA.names if name not in (*PRODUCER_COLUMNS, "topic", "queue_id"))
 _TEXT: Final = ("tags", "keys", "topic")
 
 
@@ -79,16 +77,9 @@ def plan_columns(schema: StructType, options: SinkOptions) -> Plan:
                 "messageQueueSelector=queueId needs a column 'queue_id' (int)",
             )
         _require(schema, "queue_id", (IntegralType,))
-    allowed = {*PRODUCER_COLUMNS, "topic", "queue_id", *BROKER_COLUMNS, *([key] if key else [])}
-    order = {column.name for column in options.order_by}
     check_order(schema, options.order_by, "option orderBy")
-    for name in schema.names:
-        if name not in allowed | order:
-            refuse_delays([name], "the sink")
-            raise SchemaError(
-                SchemaCondition.UNKNOWN_COLUMN,
-                f"column {name!r} is not part of a message. Drop it, put it into body or properties, or name it in shardingKey or orderBy",
-            )
+    known = {*MESSAGE_SCHEMA.names, key, *(column.name for column in options.order_by)}
+    refuse_unknown(schema.names, known, "the sink", "name it in shardingKey or orderBy")
     return Plan(key, "topic" if options.topic is None else None, kind)
 
 

@@ -6,7 +6,7 @@ Limits are RocketMQ's (model.py). Whole columns are checked in one step, and a s
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final
 
 import numpy as np
@@ -102,6 +102,17 @@ def select_columns(rows: pa.RecordBatch, names: Sequence[str], where: str) -> pa
                 f"rows for {where} have {count} columns {name!r}. Drop them, or give them other names",
             )
     return rows.select(chosen)
+
+
+def refuse_unknown(names: Iterable[str], known: Collection[str | None], where: str, remedy: str) -> None:
+    """Raise SchemaError UNKNOWN_COLUMN for a column that is not among ``known``. ``remedy``: what else a user can do than to drop it."""
+    for name in names:
+        if name not in known:
+            refuse_delays([name], where)
+            raise SchemaError(
+                SchemaCondition.UNKNOWN_COLUMN,
+                f"column {name!r} is not part of a message. Drop it, put it into body or properties, or {remedy}",
+            )
 
 
 def refuse_delays(names: Collection[str], where: str) -> None:

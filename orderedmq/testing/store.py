@@ -13,11 +13,11 @@ from orderedmq.conditions import QueryTestCondition, StoreCondition
 from orderedmq.connections import connect
 from orderedmq.errors import StoreError
 from orderedmq.model import DEAD_LETTER_PREFIX
+from orderedmq.rows.given import Row, batches, producer_rows
 from orderedmq.spark_support import has_work_left
 from orderedmq.testing import failures, kill, queries, session
 from orderedmq.testing.kill import After
 from orderedmq.testing.queries import QueryTestError
-from orderedmq.testing.rows import Row, batches
 from orderedmq.text import text_of
 from orderedmq.tools.audit import require_duckdb
 from orderedmq.tools.browse import rows_of
@@ -77,16 +77,14 @@ class TemporaryStore:
     def produce(self, topic: str, *rows: Row, queues: int = _QUEUES) -> None:
         """Append messages to a topic, in this order. A missing topic is created with ``queues`` queues, even without rows.
 
-        A row is ``(key, body)``, a dict of columns (``{"body": ..., "sharding_key": ..., "tags": ..., "properties": {...}}``, as
-        for `Producer.send`), or a table or record batch of pyarrow. A body is text, bytes, or a dict or list, which becomes JSON.
-        The key None means no key. Raises SchemaError, MessageError, TopicError.
+        A row is anything that `Producer.send` takes: ``(key, body)``, a dict of columns (``{"body": ..., "sharding_key": ..., "tags": ...,
+        "properties": {...}}``), or a table. The key None means no key. Raises SchemaError, MessageError, TopicError.
         """
-        messages = batches(rows, f"topic {topic!r}")
+        messages = producer_rows(list(rows), None, f"topic {topic!r}")
         if topic not in self._topics():
             self.broker.admin.create_topic(topic, queues)
-        producer = Producer(self.broker.log, topic)
-        for batch in messages:
-            producer.send(batch)
+        if rows:
+            Producer(self.broker.log, topic).send(messages)
 
     def messages(self, topic: str) -> list[dict[str, Any]]:
         """Return all messages of a topic, queue by queue, each queue in the order of its offsets.

@@ -13,8 +13,7 @@ from orderedmq.errors import TopicError
 from orderedmq.model import MessageQueue, check_topic
 from orderedmq.routing.selector import KeyedSelectorName, by_queue, keyed
 from orderedmq.routing.sharding_key import GivenKeyType, hashed_keys
-from orderedmq.rows.message_rows import select_columns
-from orderedmq.schema import PRODUCER_COLUMNS
+from orderedmq.rows.given import Row, producer_rows
 from orderedmq.trace_context import require, sending
 
 Rows: TypeAlias = Mapping[MessageQueue, pa.RecordBatch]
@@ -84,18 +83,24 @@ class Producer:
         self._selector = keyed(selector)
         self._trace_context = trace_context
 
-    def send(self, rows: pa.RecordBatch) -> None:
+    def send(self, rows: Row | list[Row], *, key: str | None = None) -> None:
         """Append rows, keeping their order within each queue. The rows are durable when this method returns.
 
-        Columns: ``body`` (binary or string, required), ``sharding_key`` (string or whole number; null: no key), ``tags`` and
-        ``keys`` (strings), ``properties`` (a map of strings). Other columns are ignored, except those that would delay messages.
+        ``rows`` is a dict of a message's columns, ``(key, body)``, a DataFrame of pandas, a table of any package that speaks Arrow (a
+        `pyarrow.Table` or record batch, a frame of Polars, the messages of `orderedmq.read`), or a list of these.
+
+        Columns: ``body`` (text or bytes; of a single message also a dict or list, which becomes JSON), which is required;
+        ``sharding_key`` (text or whole number; null: no key), ``tags`` and ``keys`` (texts), ``properties`` (a map of texts, or a dict).
+        ``key``: the column that has the sharding keys instead. Columns that only a broker sets are ignored; any other column is refused.
 
         Many rows per call are cheaper: on the embedded broker a call is one transaction, over RocketMQ one or more requests per
         queue. The rows of a queue have at most 2 GiB in each column. All rows are checked before any is sent. Raises SchemaError
-        (UNKNOWN_COLUMN for ``delay_time_level`` or ``deliver_timestamp``), MessageError, and the errors of `Log.append`. After an
-        error no row is stored on the embedded broker; over RocketMQ the error says how many rows of which queues were stored.
+        (UNKNOWN_COLUMN, MISSING_COLUMN, WRONG_TYPE), MessageError, and the errors of `Log.append`. After an error no row is stored on the
+        embedded broker; over RocketMQ the error says how many rows of which queues were stored.
         """
-        rows = select_columns(rows, PRODUCER_COLUMNS, f"topic {self._topic!r}")
+        self._append(producer_rows(rows, key, f"topic {self._topic!r}"))
+
+    def _append(self, rows: pa.RecordBatch) -> None:
         if self._trace_context and rows.num_rows:
             with sending(self._targets[self._topic][0].broker_name, self._topic, rows) as carrying:
                 self._send(carrying)

@@ -311,6 +311,18 @@ def test_a_producer_keeps_the_order_of_its_rows_in_each_queue(broker: Broker):
     assert queues == list(map(sorted, queues))
 
 
+def test_a_producer_refuses_a_column_that_messages_do_not_have_or_that_key_names_and_rows_lack(broker: Broker):
+    producer = Producer(broker.log, "orders")
+    events = pa.record_batch({"body": [b"created", b"paid"], "key": ["order-1", "order-1"]})
+    with refused("SCHEMA.UNKNOWN_COLUMN", "column 'key'"):
+        producer.send(events)
+    with refused("SCHEMA.MISSING_COLUMN", "'order'"):
+        producer.send(events, key="order")
+    assert [bodies(broker, queue) for queue in queues_of(broker)] == [[], [], []]
+    producer.send(events, key="key")
+    assert queues_by_key(broker).keys() == {"order-1"}
+
+
 def test_rows_are_refused_whole_if_the_topic_has_other_queues_than_those_they_were_chosen_among(place: Place, broker: Broker):
     queues = queues_of(broker)
     broker.log.append({queues[0]: rows("a")}, among=queues)

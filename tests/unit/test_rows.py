@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -16,8 +17,9 @@ from orderedmq.conditions import SchemaCondition
 from orderedmq.errors import MessageError, OrderedMQError, SchemaError
 from orderedmq.model import MAX_BODY_BYTES, MAX_KEY_BYTES, MAX_PROPERTIES_BYTES, RESERVED_PROPERTIES
 from orderedmq.routing.sharding_key import hashed_keys
+from orderedmq.rows.given import producer_rows
 from orderedmq.rows.message_rows import normalise, several_tags
-from orderedmq.schema import PRODUCER_SCHEMA, PROPERTIES_TYPE
+from orderedmq.schema import PRODUCER_COLUMNS, PRODUCER_SCHEMA, PROPERTIES_TYPE
 
 
 def batch(**columns: Any) -> pa.RecordBatch:
@@ -168,3 +170,51 @@ def test_tags_that_are_lists_are_counted():
     assert several_tags(batch(body=bodies(2), tags=pa.nulls(2, pa.string()))) == 0
     assert several_tags(batch(body=bodies(0), tags=pa.array([], pa.string()))) == 0
     assert several_tags(batch(body=bodies(1))) == 0
+
+
+EVENTS = [("order-1", b"created"), (None, b"swept"), ("order-1", b"paid")]
+
+
+@pytest.mark.parametrize(
+    ("rows", "key"),
+    [
+        (EVENTS, None),
+        ([{"sharding_key": key, "body": body.decode()} for key, body in EVENTS], None),
+        ([{"body": body, "order": key, "sharding_key": "other"} for key, body in EVENTS], "order"),
+        (pd.DataFrame(EVENTS, columns=["order", "body"]).iloc[::-1].iloc[::-1], "order"),
+        (pa.table({"body": [body for _, body in EVENTS], "order": [key for key, _ in EVENTS]}), "order"),
+        (pa.record_batch({"body": [body.decode() for _, body in EVENTS], "tags": [key for key, _ in EVENTS]}), "tags"),
+        ([EVENTS[0], pa.table({"body": ["swept"], "queue_id": [7]}), {"sharding_key": "order-1", "body": "paid"}], None),
+    ],
+    ids=["pairs", "dicts", "key", "pandas", "table", "batch", "mixed"],
+)
+def test_rows_of_each_form_are_the_same_messages(rows: Any, key: str | None) -> None:
+    messages = producer_rows(rows, key, "topic 't'")
+    assert messages["sharding_key"].to_pylist() == [key for key, _ in EVENTS]
+    assert messages["body"].cast(pa.binary()).to_pylist() == [body for _, body in EVENTS]
+    assert set(messages.schema.names) <= set(PRODUCER_COLUMNS)
+
+
+@pytest.mark.parametrize(
+    ("rows", "key", "condition"),
+    [
+        ({"body": "a", "order": None}, None, "SCHEMA.UNKNOWN_COLUMN"),
+        (pd.DataFrame({"body": ["a"], "order": [1]}), None, "SCHEMA.UNKNOWN_COLUMN"),
+        (pa.table({"body": ["a"], "delay_time_level": [3]}), None, "SCHEMA.UNKNOWN_COLUMN"),
+        ({"body": "a"}, "order", "SCHEMA.MISSING_COLUMN"),
+        (pd.DataFrame({"text": ["a"]}), None, "SCHEMA.MISSING_COLUMN"),
+        (pa.table({"tags": ["a"]}), None, "SCHEMA.MISSING_COLUMN"),
+        ([(1, "a"), pa.table({"body": ["a"], "sharding_key": ["b"]})], None, "SCHEMA.WRONG_TYPE"),
+        (pd.Series(["a"]), None, "SCHEMA.WRONG_TYPE"),
+        (pa.chunked_array([["a"]]), None, "SCHEMA.WRONG_TYPE"),
+    ],
+)
+def test_rows_that_are_no_messages_are_refused(rows: Any, key: str | None, condition: str) -> None:
+    with pytest.raises(SchemaError) as caught:
+        producer_rows(rows, key, "topic 't'")
+    assert caught.value.condition == f"ORDEREDMQ_{condition}"
+
+
+@pytest.mark.parametrize("rows", [[], pd.DataFrame({"body": []}), pa.table({"body": pa.array([], pa.string())})])
+def test_no_rows_are_no_messages(rows: Any) -> None:
+    assert producer_rows(rows, "order", "topic 't'").num_rows == 0
