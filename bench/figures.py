@@ -19,7 +19,6 @@ ROOT: Final = Path(__file__).parents[1]
 RESULTS: Final = ROOT / "docs" / "bench-results.json"
 PAGE: Final = ROOT / "docs" / "performance.md"
 AGAINST_KAFKA: Final = ROOT / "docs" / "guides" / "against-kafka.md"
-README: Final = ROOT / "README.md"
 #: Documents quote this many runs of a case, the newest ones. A run that no document quotes any more is not kept.
 QUOTED: Final = 3
 
@@ -28,9 +27,6 @@ _TABLE: Final = re.compile(r"(?<=<!-- bench: )([^\n]*)( -->\n).*?(?=<!-- end of 
 VERSUS: Final = "kafka-"
 #: The text that replaces a table while there is no run.
 _NO_RUN: Final = "No run is kept yet."
-#: The README's figure is the first figure of this case.
-_README_CASE: Final = "rocketmq-source"
-_README: Final = re.compile(r"(?<=the same queues, locks and offsets; ).*?(?= RocketMQ's Java pull consumer)")
 
 
 @dataclass(frozen=True)
@@ -207,19 +203,11 @@ def fill_page(text: str, runs: Sequence[Run]) -> str:
     return _TABLE.sub(fill, text)
 
 
-def fill_readme(text: str, runs: Sequence[Run]) -> str:
-    """Return the README with the current figure of the source over RocketMQ."""
-    first, *_ = by_line(runs, _README_CASE)
-    speed, ratio = (spread([one.ours for one in first]), spread([one.ratio for one in first], lambda value: f"{value:.1f}"))
-    return _README.sub(f"{speed} {first[0].unit}, {ratio} times", text)
-
-
 def write_documents() -> None:
     """Write the kept runs' figures into the documents."""
     runs = read_runs()
     for page in (PAGE, AGAINST_KAFKA):
         page.write_text(fill_page(page.read_text(), runs))
-    README.write_text(fill_readme(README.read_text(), runs))
 
 
 HEAD: Final = ("case", "what", "ours", "peer", "unit", "ratio", "target", "met")

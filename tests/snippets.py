@@ -58,12 +58,12 @@ def snippets(path: Path) -> list[Snippet]:
     ]
 
 
-def quick_start() -> tuple[str, list[str]]:
-    """Return the program of the quick start in docs/index.md, and its commands in order. The first command installs the package."""
-    marked = re.findall(r"<!-- quickstart -->(.*?)<!-- /quickstart -->", (ROOT / "docs" / "index.md").read_text(), re.DOTALL)
-    blocks = re.findall(r"```(python|bash)\n(.*?)```", "".join(marked), re.DOTALL)
-    (program,) = (code for kind, code in blocks if kind == "python")
-    return program, "".join(code for kind, code in blocks if kind == "bash").splitlines()
+def quick_start() -> tuple[dict[str, str], list[str]]:
+    """Return the programs of docs/index.md by file name, and its commands in order. The first command installs the package."""
+    text = (ROOT / "docs" / "index.md").read_text()
+    marked = "".join(re.findall(r"<!-- quickstart -->(.*?)<!-- /quickstart -->", text, re.DOTALL))
+    programs = dict(re.findall(r"Save it as `(\S+)`:\n.*?```python\n(.*?)```", text, re.DOTALL))
+    return programs, "".join(re.findall(r"```bash\n(.*?)```", marked, re.DOTALL)).splitlines()
 
 
 def pages(needs: str = "") -> dict[Path, list[Snippet]]:

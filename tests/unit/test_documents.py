@@ -199,6 +199,12 @@ def test_what_users_copy_imports_public_names_of_the_three_packages() -> None:
     assert imported == set(packages)
 
 
+def test_the_readme_is_short_enough_to_be_read() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert len(re.findall(r"\]\(", text)) <= 15, "links and pictures"
+    assert [len(one.code.splitlines()) <= 15 for one in snippets(ROOT / "README.md")] == [True]
+
+
 def test_the_page_of_the_api_has_every_public_name() -> None:
     told = set(re.findall(r"^::: (\S+)$", page("reference/api.md"), re.MULTILINE))
     public = {f"{one.__name__}.{name}" for one in (orderedmq, ordered_source) for name in one.__all__}

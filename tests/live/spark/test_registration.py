@@ -120,8 +120,9 @@ def dependencies(name: str, extra: str = "") -> set[str]:
 def test_the_quick_start_of_the_documents_runs_as_it_stands_without_java_and_settings(
     bare: Path, bare_machine: dict[str, str]
 ) -> None:
-    script, (install, *commands) = quick_start()
-    (bare / "invoices.py").write_text(script)
+    programs, (install, *commands) = quick_start()
+    for name, program in programs.items():
+        (bare / name).write_text(program)
     assert "pip install '.[spark,java]'" in install
     # These are options of the JVM and not of Spark. A JVM that lives for seconds should compile quickly rather than well.
     env = bare_machine | {"SPARK_LOCAL_IP": "127.0.0.1", "JDK_JAVA_OPTIONS": " ".join(QUICK_JVM)}
@@ -132,7 +133,8 @@ def test_the_quick_start_of_the_documents_runs_as_it_stands_without_java_and_set
         )
         assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr[-3000:]}"
         said = done.stdout
-    assert re.findall(r"order-1 was (\w+)", said) == re.findall(r"order-2 was (\w+)", said) == ["created", "paid", "shipped"]
+    assert re.findall(r"order-1 costs ([\d.,]+)", said) == ["20.50", "3.00"]
+    assert re.findall(r"order-2 costs ([\d.,]+)", said) == ["7,00", "9.00"]
     code = "import orderedmq, pyspark_orderedmq; print(orderedmq.__file__, pyspark_orderedmq.__file__); import pytest"
     packages = subprocess.run([bare / "omq/bin/python", "-c", code], cwd=bare, env=env, capture_output=True, text=True)
     assert "No module named 'pytest'" in packages.stderr
