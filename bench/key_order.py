@@ -1,4 +1,4 @@
-"""Order per key: the gain of parallel keys, equal and skewed, and the costs of the engine and of a full parking lot."""
+"""Order per key: parallel keys, equal and skewed, the costs of the engine and of a full parking lot, and a resize with a stuck queue."""
 
 from __future__ import annotations
 
@@ -195,6 +195,31 @@ def park(broker: Broker, group: str, queue: MessageQueue, count: int) -> None:
     broker.groups.commit({token: count})
     broker.groups.unlock([token])
     broker.groups.leave(client)
+
+
+def resize(bench: Bench) -> list[Figure]:
+    """Measure the queues of three families after a resize from 4 to 8 queues, while a parked key of the fourth holds up queue 5."""
+    each = bench.rows // 64
+    rows = pa.record_batch({"body": [b"x" * 100] * each, "sharding_key": [f"key-{place % 64}" for place in range(each)]})
+
+    def run(stuck: bool) -> dict[str, float]:
+        path = bench.fresh("store")
+        with orderedmq.connect(path) as broker:
+            broker.admin.create_topic("t", QUEUES)
+            old = broker.log.queues("t")
+            if stuck:
+                park(broker, f"bench-{bench._number + 1}", old[1], 1)
+            broker.log.append(dict.fromkeys(old, rows))
+            broker.admin.resize_topic("t", 2 * QUEUES)
+            broker.log.append(dict.fromkeys(broker.log.queues("t"), rows))
+        read = 11 if stuck else 12
+        speed = _through(bench, path, "t", read * each, _accepts, OrderPerKey(32))["rate"]
+        return {"rate": speed * 9 / read / 1000}
+
+    rates = interleaved(bench.rounds, {"stuck": partial(run, True), "free": partial(run, False)})
+    mine, peer = (rates[name]["rate"] for name in ("stuck", "free"))
+    what = "4 → 8 queues, one stuck: the queues of the other three, against none stuck"
+    return [Figure("resize", what, mine, "k messages/s", peer, mine / peer, 0.9)]
 
 
 def figures(bench: Bench) -> list[Figure]:

@@ -184,12 +184,6 @@ def proxy(bench: Bench) -> list[Figure]:
         _against(
             found["through"]["speed"], found["direct"]["speed"], "pull, 12 columns, against the brokers directly", None, case
         ),
-        _cpu(
-            "pull, CPU of the process, against the brokers directly",
-            found["through"]["cpu"],
-            found["direct"]["cpu"],
-            case,
-        ),
         _against(
             found["read through"]["speed"],
             found["read direct"]["speed"],

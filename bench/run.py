@@ -54,6 +54,7 @@ CASES: Final[dict[str, Callable[[Bench], list[Figure]]]] = {
     "hand-over": owners.leaving,
     "rollout": owners.embedded,
     "order-per-key": key_order.figures,
+    "resize": key_order.resize,
     "web-page": web_page.figures,
     "exporter": exporter.figures,
     "start": start.figures,

@@ -23,13 +23,10 @@ CASE: Final = "start"
 ROWS: Final = 10_000
 #: The target: seconds until the demo's first batch is committed.
 DEMO_AIM: Final = 10.0
-#: The measures of start_program, with their labels and units.
+#: The measures of start_program that documents quote, with their labels.
 _LABELS: Final = {
-    "session": ("a new program, until its session is there", "s"),
-    "first query": ("a new program, until its first query is done", "s"),
-    "CPU": ("a new program, CPU until its first query is done", "CPU s"),
-    "outside, first query": ("its first query, outside the micro-batch", "s"),
-    "outside, later query": ("a later query, outside the micro-batch", "s"),
+    "first query": "a new program, until its first query is done",
+    "outside, later query": "a later query, outside the micro-batch",
 }
 #: Variables of the environment that would change the comparison.
 _SETTINGS: Final = ("SPARK_HOME", "SPARK_SUBMIT_OPTS", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")
@@ -46,18 +43,15 @@ def figures(bench: Bench) -> list[Figure]:
         broker.admin.create_topic("out", 4)
     rounds = bench.rounds
     found = interleaved(rounds, {start: partial(_program, folder, start) for start in ("tuned", "quick", "plain")})
-    out = [_compared(*_LABELS[measure], mine, found["plain"][measure]) for measure, mine in found["tuned"].items()]
-    for measure in ("first query", "CPU"):
-        what, unit = _LABELS[measure]
-        out.append(
-            _compared(f"{what}, with Java's quick compiler alone", unit, found["quick"][measure], found["plain"][measure])
-        )
+    out = [_compared(what, found["tuned"][measure], found["plain"][measure]) for measure, what in _LABELS.items()]
+    what = f"{_LABELS['first query']}, with Java's quick compiler alone"
+    out.append(_compared(what, found["quick"]["first query"], found["plain"]["first query"]))
     shutil.rmtree(folder)
     return out + _demo(bench)
 
 
-def _compared(what: str, unit: str, tuned: float, plain: float) -> Figure:
-    return Figure(CASE, f"{what}, against the same without", tuned, unit, plain, tuned / plain, low=True)
+def _compared(what: str, tuned: float, plain: float) -> Figure:
+    return Figure(CASE, f"{what}, against the same without", tuned, "s", plain, tuned / plain, low=True)
 
 
 def _program(folder: Path, start: str) -> Mapping[str, float]:
@@ -78,7 +72,7 @@ def _demo(bench: Bench) -> list[Figure]:
     )
     mine, other = found["tuned"]["seconds"], found["plain"]["seconds"]
     return [
-        _compared("the demo's first batch", "s", mine, other),
+        _compared("the demo's first batch", mine, other),
         Figure(CASE, f"the demo's first batch, against {DEMO_AIM:g} s", mine, "s", DEMO_AIM, mine / DEMO_AIM, 1.0, low=True),
     ]
 
