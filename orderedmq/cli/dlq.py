@@ -10,10 +10,10 @@ from orderedmq.cli import queue_names
 from orderedmq.cli.groups import Group
 from orderedmq.cli.parked import Keys
 from orderedmq.cli.queue_names import KeyTypeOption, SelectorOption
-from orderedmq.cli.shell import Column, Full, Shell, command, commands
+from orderedmq.cli.shell import Column, Full, Shell, command, commands, fault
 from orderedmq.conditions import OffsetCondition, OptionCondition
 from orderedmq.errors import OffsetError, OptionError, no_such_offset
-from orderedmq.model import check_group
+from orderedmq.model import EMBEDDED_BROKER, check_group
 from orderedmq.options.values import parse_timestamp
 from orderedmq.routing.selector import keying_of
 from orderedmq.tools.dead_letters import (
@@ -25,7 +25,7 @@ from orderedmq.tools.dead_letters import (
     replayed_to,
     require_one_broker,
 )
-from orderedmq.tools.readable import body_fields, body_text, moment, short_moment
+from orderedmq.tools.readable import body_fields, body_text, moment, recent_moment
 from orderedmq.tools.replay import Replayed, replay
 
 app = commands("List and replay dead letters: messages whose retries all failed.")
@@ -112,8 +112,11 @@ def _row(letter: DeadLetter, *, replayed: bool, quarantined: bool) -> dict[str, 
     }
 
 
-def _state(row: dict[str, Any]) -> str:
-    return "yes" if row["replayed"] else "quarantined" if row["quarantined"] else ""
+def _shown(row: dict[str, Any]) -> dict[str, Any]:
+    """Return the row for a table, where one column names the queue that the message came from."""
+    where = [row["topic"], *([] if row["broker"] == EMBEDDED_BROKER else [row["broker"]]), str(row["queue_id"])]
+    state = "yes" if row["replayed"] else "quarantined" if row["quarantined"] else None
+    return {**row, "body": body_text(row), "state": state, "from": None if row["topic"] is None else "/".join(where)}
 
 
 @command(app, "list")
@@ -135,7 +138,9 @@ def list_letters(
 ) -> None:
     """Show the dead letters of a group: where each came from, its key, the error, its body.
 
-    OFFSET is the letter's number, which dlq replay --offset takes. REPLAYED is "yes" if replay --all has sent the letter, and
+    OFFSET is the letter's number, which dlq replay --offset takes. FROM and AT are the queue and the offset of the message.
+
+    REPLAYED is "yes" if replay --all has sent the letter, and
     "quarantined" if replay --all skips it. A table shows only the beginnings of bodies and errors. With --full, and in JSON, they are
     complete, with the time of the letter, how often the message was retried (RETRIES), and how often it was replayed before it became this
     letter (REPLAYS). JSON also has the properties of the message.
@@ -162,22 +167,22 @@ def list_letters(
     more = rows[count:]
     del rows[count:]
     if not shell.json:
-        rows = [{**row, "body": body_text(row), "state": _state(row)} for row in rows]
+        rows = [_shown(row) for row in rows]
     several = len({row["at_broker"] for row in [*rows, *more]}) > 1
     details = (
         Column("retries", "retries", right=True),
-        Column("stored", "stored (UTC)", short_moment),
+        Column("stored", "stored (UTC)", recent_moment),
         Column("replays", "replays", right=True),
     )
     columns = (
         *((Column("at_broker", "at broker"),) if several else ()),
         Column("offset", "offset", right=True),
-        *queue_names.columns(rows),
-        Column("origin_offset", "its offset", right=True),
+        Column("from", "from"),
+        Column("origin_offset", "at", right=True),
         Column("sharding_key", "key"),
-        Column("error", "error", cut=True),
+        Column("error", "error", cut=True, colour=fault),
         *(details if full else ()),
-        Column("state", "replayed"),
+        *((Column("state", "replayed"),) if full or any(row.get("state") for row in rows) else ()),
         Column("body", "body", cut=True),
     )
     shell.show(rows, columns, none=f"no dead letters in group {group}", full=full)

@@ -11,7 +11,7 @@ import typer
 from orderedmq.broker import LockInfo, MemberInfo
 from orderedmq.cli import queue_names
 from orderedmq.cli.queue_names import queue_fields
-from orderedmq.cli.shell import Column, Shell, command, commands
+from orderedmq.cli.shell import Column, Shell, command, commands, fault, some
 from orderedmq.errors import GroupError
 from orderedmq.model import check_group, check_topic
 from orderedmq.ownership.offsets import offsets_to_json
@@ -42,7 +42,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what the comm
 #: The columns for the offset fields of `queue_row`.
 OFFSET_COLUMNS: Final = (
     Column("offset", "offset", number, right=True),
-    Column("lag", "lag", number, right=True),
+    Column("lag", "lag", number, right=True, colour=some),
 )
 
 
@@ -86,14 +86,14 @@ def parked_columns(rows: Sequence[Mapping[str, Any]]) -> tuple[Column, ...]:
     if not any(row.get("parked") for row in rows):
         return ()
     return (
-        Column("parked", "parked", number, right=True),
+        Column("parked", "parked", number, right=True, colour=some),
         Column("parked_due_in", "due in", lambda wait: duration(wait) if wait else "now", right=True),
     )
 
 
 def wait_columns(rows: Sequence[Mapping[str, Any]]) -> tuple[Column, ...]:
     """Return the column for queues that wait for others since a resize, or no column if none do."""
-    return (Column("waits_for", "waits for"),) if any(row.get("waits_for") for row in rows) else ()
+    return (Column("waits_for", "waits for", colour=some),) if any(row.get("waits_for") for row in rows) else ()
 
 
 def _member_row(group: str, info: MemberInfo) -> dict[str, Any]:
@@ -148,7 +148,7 @@ def list_groups(
         Column("group", "group"),
         Column("topics", "topics", ", ".join),
         Column("queues", "queues", number, right=True),
-        Column("lag", "lag", number, right=True),
+        Column("lag", "lag", number, right=True, colour=some),
         Column("owned_queues", "owned", number, right=True),
         Column("alive", "at work", yes_no),
     )
@@ -335,4 +335,4 @@ def delete(
 
 def owner_columns(short: Mapping[str, str]) -> tuple[Column, ...]:
     """Return the columns for a queue's owner. ``short``: short names of owners."""
-    return (Column("owner", "owner", short.__getitem__, cut=True), Column("alive", "alive", yes_no))
+    return (Column("owner", "owner", short.__getitem__, cut=True), Column("alive", "alive", yes_no, colour=fault))

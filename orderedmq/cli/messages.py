@@ -22,7 +22,7 @@ from orderedmq.errors import DataLossError, OptionError, no_such_offset
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue
 from orderedmq.pulls import pulls
 from orderedmq.tools.browse import by_arrival
-from orderedmq.tools.readable import body_fields, body_text, moment, one_line, short_moment, shortened
+from orderedmq.tools.readable import body_fields, body_text, moment, one_line, recent_moment, shortened
 
 app = commands("")
 
@@ -91,8 +91,8 @@ def peek(
 ) -> None:
     """Show the first or last messages of a topic, or messages from an offset on. Messages of several queues are in the order of arrival.
 
-    A body is shown as text if it is UTF-8, else in hexadecimal digits. On a terminal, a value of more than 1,920 characters is cut, and
-    its length is shown. With --full, and in JSON, values are complete.
+    A body is shown as text if it is UTF-8, else in hexadecimal digits. A table has one line per message, with the beginning of its body,
+    and times without the date of today. With --full, and in JSON, values are complete. --follow cuts a value after 1,920 characters.
     """
     if offset is not None and (queue is None or last is not None):
         raise OptionError(OptionCondition.CONFLICT, "option --offset needs --queue and excludes --last")
@@ -117,10 +117,10 @@ def peek(
     columns: tuple[Column, ...] = (
         *queue_names.columns(rows, topic=False),
         Column("queue_offset", "offset", right=True),
-        Column("store_timestamp", "stored (UTC)", short_moment),
+        Column("store_timestamp", "stored (UTC)", recent_moment),
         Column("sharding_key", "key"),
         Column("tags", "tags"),
-        Column("body", "body"),
+        Column("body", "body", cut=True),
     )
     if not shell.json:
         rows = [{**row, "body": body_text(row)} for row in rows]

@@ -12,7 +12,7 @@ from orderedmq.broker import Broker
 from orderedmq.cli import queue_names
 from orderedmq.cli.groups import Group
 from orderedmq.cli.queue_names import queue_fields, stored_key
-from orderedmq.cli.shell import Column, Full, Shell, command, commands
+from orderedmq.cli.shell import Column, Full, Shell, command, commands, fault
 from orderedmq.cli.topics import Yes
 from orderedmq.model import MessageQueue, check_group
 from orderedmq.parking import CommandAction
@@ -102,7 +102,7 @@ def list_parked(shell: Shell, group: Group, topic: Where = None, full: Full = Fa
         Column("due", "due", right=True),
         Column("attempts", "tries", number, right=True),
         Column("oldest", "oldest", right=True),
-        Column("error", "error", cut=True),
+        Column("error", "error", cut=True, colour=fault),
     )
     shell.show(rows, columns, none=f"nothing is parked in group {group}", full=full)
 

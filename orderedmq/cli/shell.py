@@ -67,6 +67,8 @@ _CODES: Final[Mapping[Kind, int]] = {"usage": USAGE, "missing": MISSING, "refuse
 #: Characters of a value that people see, about a screen, and the text after a longer one, which says how to see the whole value.
 LONGEST: Final = 1920
 WHOLE: Final = "--full shows all"
+#: Characters of a name that a table shows in one line.
+_LONGEST_NAME: Final = 28
 #: The option of commands that show messages.
 Full = Annotated[
     bool,
@@ -151,7 +153,10 @@ _PANEL: Final = "Options of every command (see orderedmq --help)"
 
 
 class Column(NamedTuple):
-    """One column of a table: the field that it shows, its title, and the function that turns a value into text."""
+    """One column of a table: the field that it shows, its title, and the function that turns a value into text.
+
+    ``colour`` returns the colour of a value that needs attention, or "". A terminal for which NO_COLOR is set shows no colours.
+    """
 
     field: str
     title: str
@@ -159,6 +164,7 @@ class Column(NamedTuple):
     right: bool = False
     #: Show the beginning of a text in one line, as much as fits, instead of folding it.
     cut: bool = False
+    colour: Callable[[Any], str] = lambda _: ""
 
 
 @dataclass
@@ -417,20 +423,41 @@ def console(stderr: bool = False) -> Console:
 
 
 def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column], title: str = "") -> Table:
-    """Return rows as a table of ``columns``. If it is too wide, rich first narrows and folds texts, never numbers."""
+    """Return rows as a table of ``columns``. If it is too wide, rich narrows texts, but no numbers and, beside a text that is cut, no names."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
     shown = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    cells: list[list[Text]] = []
+    some_are_cut = any(column.cut for column in columns)
     for column in columns:
         justify: Literal["right", "left"] = "right" if column.right else "left"
-        shown.add_column(column.title, justify=justify, overflow="ellipsis" if column.cut else "fold", no_wrap=column.right)
-    for row in rows:
-        texts = ((column, shortened(cell(row, column), LONGEST, WHOLE)) for column in columns)
         # Use Text instead of markup, because a body may have brackets. Without no_wrap at the column, rich may narrow it.
-        shown.add_row(*(Text(one_line(text), no_wrap=True) if column.cut else Text(text) for column, text in texts))
+        texts = [Text(shortened(cell(row, column), LONGEST, WHOLE), _colour(row, column)) for row in rows]
+        if column.cut:
+            texts = [Text(one_line(text.plain), text.style, no_wrap=True) for text in texts]
+        name = some_are_cut and not column.cut and max((len(text) for text in texts), default=0) <= _LONGEST_NAME
+        overflow: Literal["ellipsis", "fold"] = "ellipsis" if column.cut else "fold"
+        shown.add_column(column.title, justify=justify, overflow=overflow, no_wrap=column.right or name)
+        cells.append(texts)
+    for texts_of_row in zip(*cells, strict=True):
+        shown.add_row(*texts_of_row)
     return shown
+
+
+def _colour(row: Mapping[str, Any], column: Column) -> str:
+    return "" if row.get(column.field) is None else column.colour(row[column.field])
+
+
+def some(value: Any) -> str:
+    """Return the colour of a number or a text that is nothing to worry about only if it is 0 or empty."""
+    return "yellow" if value else ""
+
+
+def fault(value: Any) -> str:
+    """Return the colour of the text of an error, or of the answer to whether something is in order."""
+    return "" if value is True else "red"
 
 
 def cell(row: Mapping[str, Any], column: Column) -> str:
@@ -545,5 +572,9 @@ def code_of(error: OrderedMQError) -> int:
 
 
 def _fail(text: str, code: int) -> NoReturn:
-    typer.echo(f"orderedmq: {escaped(text)}", err=True)
+    line = f"orderedmq: {escaped(text)}"
+    if sys.stderr.isatty():
+        console(stderr=True).print(line, style="red", markup=False, soft_wrap=True)
+    else:
+        typer.echo(line, err=True)
     raise typer.Exit(code)

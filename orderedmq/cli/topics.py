@@ -18,7 +18,7 @@ from orderedmq.errors import GroupError, OptionError, RocketMQUnavailableError, 
 from orderedmq.model import MAX_QUEUES, MessageQueue
 from orderedmq.options.values import EARLIEST, LATEST, invalid, parse_duration, parse_offsets_json, parse_size, shown
 from orderedmq.tools.group_state import GroupQueue, group_queues
-from orderedmq.tools.readable import duration, moment, number, short_moment, size, yes_no
+from orderedmq.tools.readable import duration, moment, number, recent_moment, size, yes_no
 
 T = TypeVar("T")
 
@@ -169,8 +169,8 @@ def describe(shell: Shell, name: Name) -> None:
         Column("messages", "messages", number, right=True),
         Column("stored_bytes", "size", size, right=True),
         Column("chunks", "chunks", number, right=True),
-        Column("first_stored", "oldest (UTC)", short_moment),
-        Column("last_stored", "newest (UTC)", short_moment),
+        Column("first_stored", "oldest (UTC)", recent_moment),
+        Column("last_stored", "newest (UTC)", recent_moment),
         *(() if all(row["readable"] for row in rows) else (Column("readable", "readable", yes_no),)),
     )
     total = (

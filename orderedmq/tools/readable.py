@@ -69,6 +69,11 @@ def short_moment(text: str) -> str:
     return f"{text[:10]} {text[11:19]}"
 
 
+def recent_moment(text: str) -> str:
+    """Return the result of `moment` for a narrow table: the time of today's moments, the date and the minute of others (UTC)."""
+    return text[11:19] if text[:10] == datetime.now(UTC).date().isoformat() else f"{text[:10]} {text[11:16]}"
+
+
 def shortened(text: str, most: int, whole: str) -> str:
     """Return a text with its invisible characters escaped, of at most ``most`` characters.
 
@@ -83,8 +88,8 @@ def shortened(text: str, most: int, whole: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return an escaped text without its line ends."""
-    return " ".join(escaped(text).splitlines())
+    """Return an escaped text without its line ends and tabs, whose width a table cannot know."""
+    return " ".join(escaped(text).splitlines()).replace("\t", " ")
 
 
 def preview(text: str, most: int) -> str:
