@@ -6,6 +6,7 @@ import io
 import os
 import select
 import time
+from base64 import b64decode
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Final
@@ -33,8 +34,8 @@ _LONGEST: Final = 2 * MAX_BODY_BYTES
 class LineForm:
     """The form of a line: a JSON object, or a body that may have a key before it.
 
-    ``key``, ``tags_field`` and the values of ``property_fields`` name fields of the JSON objects. ``tags`` and ``properties`` apply to
-    all messages.
+    ``base64``: the body is bytes in Base64. ``key``, ``tags_field`` and the values of ``property_fields`` name fields of the JSON objects.
+    ``tags`` and ``properties`` apply to all messages.
     """
 
     json: bool = False
@@ -45,6 +46,7 @@ class LineForm:
     tags_field: str | None = None
     properties: Mapping[str, str] = field(default_factory=dict)
     property_fields: Mapping[str, str] = field(default_factory=dict)
+    base64: bool = False
 
 
 def read_lines(source: IO[bytes]) -> Iterator[tuple[int, pa.Array]]:
@@ -139,6 +141,8 @@ def messages(lines: pa.Array, first: int, form: LineForm) -> pa.RecordBatch:
             )
         parts = pc.split_pattern(text, form.separator, max_splits=1)
         keys, lines = pc.list_element(parts, 0), pc.list_element(parts, 1)
+    if form.base64:
+        lines = _decoded(lines, numbers)
     if keys is not None:
         check_lines(keys, form.key_type, numbers)
     _check_length(lines, "body", MAX_BODY_BYTES, MessageCondition.TOO_LARGE, numbers)
@@ -154,6 +158,19 @@ def messages(lines: pa.Array, first: int, form: LineForm) -> pa.RecordBatch:
     if form.properties or properties:
         columns["properties"] = _properties(form, properties, len(lines))
     return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+
+
+def _decoded(lines: pa.Array, numbers: Sequence[int]) -> pa.Array:
+    """Return the bytes of lines in Base64. Raises SchemaError WRONG_TYPE."""
+    bodies: list[bytes] = []
+    for number, line in zip(numbers, lines.cast(pa.binary()).to_pylist(), strict=True):
+        try:
+            bodies.append(b64decode(line, validate=True))
+        except ValueError as error:
+            raise SchemaError(
+                SchemaCondition.WRONG_TYPE, f"line {number} of the input has no body in Base64: {error}"
+            ) from None
+    return pa.array(bodies, pa.binary())
 
 
 def _field(objects: pa.Array, name: str, numbers: Sequence[int]) -> pa.Array:

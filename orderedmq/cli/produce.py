@@ -1,4 +1,4 @@
-"""``orderedmq produce``: writes lines or JSON objects to a topic in large blocks."""
+"""``orderedmq produce``: writes lines, JSON objects or binary bodies to a topic in large blocks."""
 
 from __future__ import annotations
 
@@ -42,10 +42,11 @@ def produce(
         typer.Option("--file", "-f", help="Read this file (default: standard input).", show_default=False, metavar="FILE"),
     ] = None,
     kind: Annotated[
-        Literal["lines", "json"] | None,
+        Literal["lines", "json", "base64"] | None,
         typer.Option(
             "--format",
-            help="Each line is any text (lines) or a JSON object (json). Default: json if an option names a field, else lines.",
+            help="Each line is any text (lines), a JSON object (json), or a body of any bytes in Base64 (base64), in front of which a key is "
+            "text as in lines. Default: json if an option names a field, else lines.",
         ),
     ] = None,
     key: Annotated[
@@ -95,12 +96,12 @@ def produce(
     if key is not None and (not json or key_separator is not None):
         raise OptionError(
             OptionCondition.CONFLICT,
-            "option --key names a field of JSON objects, so it excludes --format lines and --key-separator",
+            "option --key names a field of JSON objects, so it excludes --format lines, --format base64 and --key-separator",
         )
     if not json and (tags_field is not None or property_fields):
         raise OptionError(
             OptionCondition.CONFLICT,
-            "options --tags-field and --property-field name fields of JSON objects, so they exclude --format lines",
+            "options --tags-field and --property-field name fields of JSON objects, so they exclude --format lines and --format base64",
         )
     if tags is not None and tags_field is not None:
         raise OptionError(OptionCondition.CONFLICT, "options --tags and --tags-field exclude each other. Give only one of them")
@@ -127,6 +128,7 @@ def produce(
         tags_field,
         _parse_properties(properties or (), "--property"),
         _parse_properties(property_fields or (), "--property-field"),
+        base64=kind == "base64",
     )
     began = time.monotonic()
     count = total = several = 0

@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import time
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -397,6 +398,13 @@ def test_lines_go_round_and_keys_go_to_their_queue(run: Run, broker: Broker) -> 
     assert [len(queue) for queue in bodies(broker, "k")] == [2, 1, 0, 0]
 
 
+def test_bodies_of_any_bytes_come_in_base64_with_or_without_a_key(run: Run, broker: Broker) -> None:
+    body = bytes(range(256))
+    run("produce", "a", "--queues", "1", "--format", "base64", input=b64encode(body) + b"\n\n")
+    run("produce", "a", "--format", "base64", "--key-separator", ":", input=b"order-1:" + b64encode(body))
+    assert bodies(broker, "a") == [[(None, body), (None, b""), ("order-1", body)]]
+
+
 def test_a_key_that_is_a_number_goes_as_a_java_producer_sends_it(run: Run, broker: Broker) -> None:
     # As a Long, 2^32 + 2 has the hash 3. The hash of the text "4294967298" is a multiple of 8.
     broker.admin.create_topic("n", 8)
@@ -425,6 +433,8 @@ def test_json_objects_have_their_key_in_a_field(run: Run, broker: Broker, tmp_pa
         (["--key-separator", ":"], "a:1\nb\n", 1, "line 2 of the input"),
         ([], "small\n" + "x" * (5 << 20) + "\n", 1, "TOO_LARGE.*line 2 of the input"),
         (["--key-separator", ":"], "a:1\n" + "k" * 5000 + ":1\n", 1, "KEY_TOO_LONG.*line 2 of the input"),
+        (["--format", "base64"], b"YQ==\n\xff\n", 1, "line 2 of the input has no body in Base64"),
+        (["--format", "base64", "--key", "k"], "", 2, "CONFLICT"),
         (["--tags", "A", "--tags-field", "t"], "", 2, "CONFLICT"),
         (["--format", "lines", "--property-field", "t"], "", 2, "CONFLICT"),
         (["--property", "region"], "", 2, "INVALID"),
