@@ -88,7 +88,7 @@ class LotPlace(NamedTuple):
     """A parked message's position in the parking lot, and the contents of its ticket (`parking.Ticket`).
 
     ``place``: the message's offset in the parking lot. ``attempts``: failed calls of the listener. ``parkings``: how often the message was
-    parked after a failure. ``due``: a time in ms since 1970, or AT_ONCE, HELD or DROPPED.
+    parked after a failure. ``due``: a time in ms since 1970, or AT_ONCE, HELD, DROPPED or DEAD_LETTERED.
     """
 
     place: int

@@ -4,6 +4,7 @@
 
 - ``connect`` opens a connection to a broker, whose methods take ``MessageQueue`` and ``Command``.
 - ``Producer`` writes messages from Python, and ``replay_dead_letters`` sends dead letters again.
+- ``repair_parked`` drops one parked message, makes it a dead letter, or replaces its body.
 - ``copy_offsets`` lets a group begin at the offsets of another group.
 - ``snapshot`` copies the embedded broker's store while it is in use.
 - ``prepare_spark`` sets up Java and Python for Spark. ``tuned`` does the same and makes a session start sooner.
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from orderedmq.parking import Command
     from orderedmq.startup.tuning import tuned
     from orderedmq.tools.dead_letters import LetterFilter
+    from orderedmq.tools.parked import repair_parked
     from orderedmq.tools.producer import Producer
     from orderedmq.tools.replay import replay_dead_letters
     from orderedmq.tools.seek import copy_offsets
@@ -45,6 +47,7 @@ __all__ = [
     "copy_offsets",
     "prepare_spark",
     "register",
+    "repair_parked",
     "replay_dead_letters",
     "snapshot",
     "tuned",
@@ -61,6 +64,7 @@ _HOMES = {
     "tuned": "orderedmq.startup.tuning",
     "LetterFilter": "orderedmq.tools.dead_letters",
     "copy_offsets": "orderedmq.tools.seek",
+    "repair_parked": "orderedmq.tools.parked",
     "replay_dead_letters": "orderedmq.tools.replay",
     "Credentials": "orderedmq.endpoint",
     "CredentialsFile": "orderedmq.endpoint",

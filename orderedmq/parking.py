@@ -9,8 +9,9 @@ it from Q, or from P if it is parked again. The place (queue and offset) of the 
 twice from the same place, so a batch that runs again parks no message twice. A place below the group's offset in its queue is settled: no
 message is parked from there any more.
 
-Operators do not change P directly, because only the owner of Q may do so. They append a command (`Command`): a message without a body that
-tells the owner to try, drop or hold a key. The owner carries it out when it next reads P.
+Operators do not change P directly, because only the owner of Q may do so. They append a command (`Command`) that tells the owner to try,
+drop or hold a key, or what becomes of one of its messages. The owner carries it out when it next reads P. A command that replaces a message
+is a copy of this message with the corrected body. It takes the message's place: it is restored, and copied if it is parked again.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from orderedmq.conditions import DataLossCondition, GroupCondition, TopicCondition
-from orderedmq.errors import DataLossError, GroupError, TopicError
+from orderedmq.conditions import DataLossCondition, GroupCondition, OptionCondition, TopicCondition
+from orderedmq.errors import DataLossError, GroupError, OptionError, TopicError
 from orderedmq.model import (
     MAX_NAME_LENGTH,
     PARKED_ALONE,
@@ -53,6 +54,8 @@ AT_ONCE: Final = 0
 HELD: Final = -1
 #: The due time of a message that an operator has dropped.
 DROPPED: Final = -2
+#: The due time of a message that becomes a dead letter because an operator has said so.
+DEAD_LETTERED: Final = -3
 #: The delays in seconds of RocketMQ's delay levels 1 to 18 (broker option messageDelayLevel).
 DELAY_LEVELS: Final = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
 #: The level of the first retry of RocketMQ's concurrent consumer (ConsumeMessageConcurrentlyService: 3 + reconsumeTimes).
@@ -64,7 +67,9 @@ SOURCE_COLUMNS: Final = (*PRODUCER_COLUMNS, "message_id", "born_timestamp", "sto
 #: The columns of a lot that `restore` needs.
 RESTORE_COLUMNS: Final = ("queue_offset", *PRODUCER_COLUMNS)
 
-CommandAction = Literal["retry", "drop", "hold"]
+CommandAction = Literal["retry", "drop", "hold", "dead_letter", "replace"]
+#: The property of a message whose body an operator has corrected: when this was done. It stays with the message.
+CORRECTED: Final = "ORDEREDMQ_CORRECTED"
 #: What a seek of a queue does with its parked messages. "keep": they come back when they are due. "drop": they are skipped. None: the
 #: seek is refused if the queue has parked messages (GroupError PARKED).
 AtSeek = Literal["keep", "drop"] | None
@@ -136,9 +141,9 @@ class Ticket:
     """The state of a parked message, which it contains in its properties.
 
     ``offset``: its offset in its queue. ``attempts``: the total of failed calls. ``parkings``: how often it was parked because it failed.
-    ``due``: a time in ms since 1970, or AT_ONCE, HELD or DROPPED. ``alone``: whether a listener without order parked it, so that newer
-    messages of its key do not wait for it. ``message_id``, ``born`` and ``stored`` (µs since 1970) are those of the original message. The
-    broker that parks the message fills them in.
+    ``due``: a time in ms since 1970, or AT_ONCE, HELD, DROPPED or DEAD_LETTERED. ``alone``: whether a listener without order parked it,
+    so that newer messages of its key do not wait for it. ``message_id``, ``born`` and ``stored`` (µs since 1970) are those of the
+    original message. The broker that parks the message fills them in.
     """
 
     offset: int
@@ -151,9 +156,14 @@ class Ticket:
     stored: int = 0
     alone: bool = False
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether an operator has dropped the message or made it a dead letter."""
+        return self.due in (DROPPED, DEAD_LETTERED)
+
     def is_due(self, now: int) -> bool:
         """Whether the key whose first message has this ticket is due at ``now``, in ms since 1970."""
-        return self.due == DROPPED or (self.due != HELD and self.due <= now)
+        return self.due != HELD and self.due <= now
 
     def to_properties(self) -> dict[str, str]:
         """Return the reserved properties of the parked message, except PARKED_FROM."""
@@ -201,18 +211,38 @@ class Parking:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """An operator's command for a parked key: try it now, drop its messages, or hold it.
+    """An operator's command for a parked key: try it now, hold it, drop its messages, or make them dead letters.
 
-    If ``key`` is None, the command is for the message at ``offset`` of the queue, which has no key or was parked alone. A command is a
-    message of the lot itself, and applies to the messages before it.
+    With ``offset``, the command is for one message of the key, the one at this offset of the queue. If ``key`` is None, this message has
+    no key or was parked alone. A command is a message of the lot itself, and applies to the messages before it. ``corrected``: with
+    "replace", the row of the message (`corrected`); other commands have none.
     """
 
     action: CommandAction
     key: str | None
     offset: int = -1
+    corrected: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if (self.action == "replace") != (self.corrected is not None and self.offset >= 0):
+            raise OptionError(
+                OptionCondition.INVALID,
+                "only the command replace has a corrected message, and always for one offset. Use orderedmq.repair_parked",
+            )
 
     def to_properties(self) -> dict[str, str]:
         return {PARKED_COMMAND: self.action, PARKED_OFFSET: str(self.offset)}
+
+
+def corrected(row: Mapping[str, Any], body: bytes, when: str) -> dict[str, Any]:
+    """Return a parked message (PRODUCER_COLUMNS) with a corrected body, as a command contains it. ``when``: the time, for people.
+
+    The error of the former body is left out, so that RocketMQ has room for the properties that are added.
+    """
+    former = dict(row["properties"])
+    ticket = replace(Ticket.from_properties(former), error="")
+    own = {name: value for name, value in former.items() if name not in PARKED_PROPERTIES}
+    return {**row, "body": body, "properties": {**own, **ticket.to_properties(), CORRECTED: when}}
 
 
 # -- messages in a lot ---------------------------------------------------------------------------------------------------------
@@ -230,15 +260,14 @@ def lane_key(key: str | None, offset: int, alone: bool = False) -> object:
 class KeyInLot:
     """A key that has parked messages.
 
-    ``due``: the due time of the key's first message that no operator has dropped. ``begin``: that message's offset in the lot.
-    ``offsets``: the offsets that all of the key's messages have in the queue, ascending. ``dropped``: how many of these messages are
-    dropped.
+    ``due``: the due time of the key's first message that has not ended (`Ticket.has_ended`). ``begin``: that message's offset in the
+    lot. ``offsets``: the offsets that all of the key's messages have in the queue, ascending. ``ended``: how many of these have ended.
     """
 
     due: int
     begin: int
     offsets: list[int] = field(default_factory=list)
-    dropped: int = 0
+    ended: int = 0
 
 
 class Lot:
@@ -252,26 +281,29 @@ class Lot:
     between messages that were parked earlier. Messages are processed in the order of the queue.
 
     An operator's command (`Command`) applies to the messages that were in the lot when it was given, including messages that a task was
-    moving at that time.
+    moving at that time. If the first message of a key is dropped, made a dead letter or replaced, the key is due at once.
     """
 
     def __init__(self, begin: int) -> None:
         #: The messages from ``begin`` up to ``end`` were added.
         self.begin = self.end = begin
         self.keys: dict[object, KeyInLot] = {}
-        #: A message's offset in the queue → its first copy's offset in the lot, and its last copy's offset if it has several copies.
+        #: A message's offset in the queue → its first copy's offset in the lot, or that of the command which has replaced it; and its last
+        #: copy's offset if it has several copies. A copy of a body that was replaced does not count.
         self.places: dict[int, int] = {}
         self.copies: dict[int, int] = {}
         #: The greatest offset in the queue, or -1 if no message is parked.
         self.max_offset = -1
-        #: Whether the lot contains operators' commands. `_commands` has the last one of each key: its offset in the lot, and its action.
+        #: Whether the lot contains operators' commands. `_commands` has the last one of each kind (`_KINDS`) for each key and message: its
+        #: offset in the lot, and its action. A command for a key as a whole has the message -1.
         self.commanded = False
         #: The number of failed calls of the keys' first messages in the lot, and when the oldest of these messages was stored, in µs
         #: since 1970.
         self.retries = 0
         self.oldest: int | None = None
-        self._commands: dict[object, tuple[int, str]] = {}
-        self._dropped: set[int] = set()
+        self._commands: dict[tuple[object, int, str], tuple[int, str]] = {}
+        #: The due times of messages that have ended, by their offsets in the queue.
+        self._ended: dict[int, int] = {}
         #: For each key, the offset in the queue of the message whose offset in the lot is `KeyInLot.begin`.
         self._heads: dict[object, int] = {}
 
@@ -289,9 +321,10 @@ class Lot:
         for number, (place, key, offset, due, command, source, alone) in enumerate(every):
             lane = lane_key(key, offset, alone)
             if command is not None:
-                self._command(lane, place, command)
+                self._command(lane, offset, place, command)
             elif offset in self.places:
-                self.copies[offset] = place
+                if source >= self._commands.get((lane, offset, "replace"), (-1, ""))[0]:
+                    self.copies[offset] = place
             else:
                 if lane not in self.keys:
                     heads.append(number)
@@ -312,14 +345,22 @@ class Lot:
         if oldest is not None:
             self.oldest = oldest if self.oldest is None else min(self.oldest, oldest)
 
-    def _command(self, lane: object, place: int, action: str) -> None:
-        self._commands[lane] = place, action
+    def _command(self, lane: object, offset: int, place: int, action: str) -> None:
+        self._commands[lane, offset, _KINDS[action]] = place, action
         parked = self.keys.get(lane)
-        if parked is not None:
+        if parked is None:
+            return
+        if action in _DUE:
             parked.due = _DUE[action]
-            if action == "drop":
-                self._dropped.update(parked.offsets)
-                parked.dropped = len(parked.offsets)
+            return
+        for each in parked.offsets if offset < 0 else [offset] if offset in parked.offsets else ():
+            if action == "replace":
+                self._replace(lane, parked, each, place)
+            elif each not in self._ended:
+                self._ended[each] = _ENDS[action]
+                parked.ended += 1
+        if self._heads.get(lane) in self._ended:
+            self._next_head(lane, parked)
 
     def _message(self, lane: object, place: int, offset: int, due: int, source: int) -> None:
         self.places[offset] = place
@@ -327,16 +368,48 @@ class Lot:
         parked = self.keys.get(lane)
         if parked is None:
             parked = self.keys[lane] = KeyInLot(due, place)
-        commanded, action = self._commands.get(lane, (-1, ""))
-        concerned = 0 <= source < commanded
-        if parked.dropped == len(parked.offsets):
-            parked.due, parked.begin, self._heads[lane] = _DUE[action] if concerned else due, place, offset
+        _, end = self._given(lane, offset, source, "end")
+        is_first = parked.ended == len(parked.offsets)
+        insort(parked.offsets, offset)
+        if end:
+            self._ended[offset] = _ENDS[end]
+            parked.ended += 1
+            if is_first:
+                parked.due = _ENDS[end]
+            return
+        if is_first:
+            _, action = self._given(lane, offset, source, "due")
+            parked.due, parked.begin, self._heads[lane] = _DUE.get(action, due), place, offset
         elif offset < self._heads[lane]:
             parked.begin, self._heads[lane] = place, offset
-        if concerned and action == "drop":
-            self._dropped.add(offset)
-            parked.dropped += 1
-        insort(parked.offsets, offset)
+        replaced, _ = self._given(lane, offset, source, "replace")
+        if replaced >= 0:
+            self._replace(lane, parked, offset, replaced)
+
+    def _given(self, lane: object, offset: int, source: int, kind: str) -> tuple[int, str]:
+        """Return the place and the action of the last command of a kind that was given while a task was moving the message, or -1 and "".
+
+        ``source``: the place in the lot that the message was copied from, or -1.
+        """
+        for concerned in (-1, offset) if source >= 0 and self._commands else ():
+            place, action = self._commands.get((lane, concerned, kind), (-1, ""))
+            if source < place:
+                return place, action
+        return -1, ""
+
+    def _replace(self, lane: object, parked: KeyInLot, offset: int, place: int) -> None:
+        self.places[offset] = place
+        self.copies.pop(offset, None)
+        if self._heads.get(lane) == offset:
+            parked.due, parked.begin = AT_ONCE, place
+
+    def _next_head(self, lane: object, parked: KeyInLot) -> None:
+        """Let a key continue with its first message that has not ended."""
+        head = next((offset for offset in parked.offsets if offset not in self._ended), None)
+        if head is None:
+            parked.due = self._ended[self._heads[lane]]
+        else:
+            parked.due, parked.begin, self._heads[lane] = AT_ONCE, self.places[head], head
 
     @property
     def messages(self) -> int:
@@ -352,8 +425,8 @@ class Lot:
         """Return the ticket of the message at ``place``, changed by the operators' commands, or None for a second copy."""
         if self.places.get(ticket.offset) != place:
             return None
-        if ticket.offset in self._dropped:
-            return replace(ticket, due=DROPPED)
+        if ticket.offset in self._ended:
+            return replace(ticket, due=self._ended[ticket.offset])
         parked = self.keys[lane]
         return replace(ticket, due=parked.due) if place == parked.begin else ticket
 
@@ -362,7 +435,9 @@ class Lot:
         return self.copies.get(offset, self.places[offset])
 
 
-_DUE: Final = {"retry": AT_ONCE, "hold": HELD, "drop": DROPPED}
+_DUE: Final = {"retry": AT_ONCE, "hold": HELD}
+_ENDS: Final = {"drop": DROPPED, "dead_letter": DEAD_LETTERED}
+_KINDS: Final = {**dict.fromkeys(_DUE, "due"), **dict.fromkeys(_ENDS, "end"), "replace": "replace"}
 
 
 def to_park(rows: pa.RecordBatch, parkings: Sequence[Parking]) -> pa.RecordBatch:
@@ -389,10 +464,16 @@ def to_park(rows: pa.RecordBatch, parkings: Sequence[Parking]) -> pa.RecordBatch
 
 def command_rows(commands: Sequence[Command]) -> pa.RecordBatch:
     """Return the rows (PRODUCER_COLUMNS) of operators' commands to append to the lot."""
-    rows = [
-        {"body": b"", "sharding_key": command.key, "properties": list(command.to_properties().items())} for command in commands
-    ]
+    rows = []
+    for command in commands:
+        row = {"body": b"", "sharding_key": command.key, **(command.corrected or {})}
+        rows.append({**row, "properties": list({**row.get("properties", {}), **command.to_properties()}.items())})
     return pa.RecordBatch.from_pylist(rows, schema=PRODUCER_SCHEMA)
+
+
+def is_message(properties: Mapping[str, str]) -> bool:
+    """Whether a row of the lot with these properties has a message, which a command has only if it replaces one."""
+    return properties.get(PARKED_COMMAND, "replace") == "replace"
 
 
 def restore(rows: pa.RecordBatch, queue: MessageQueue, lot: Lot) -> tuple[pa.RecordBatch, list[tuple[int, Ticket]]]:
@@ -407,7 +488,7 @@ def restore(rows: pa.RecordBatch, queue: MessageQueue, lot: Lot) -> tuple[pa.Rec
     properties: list[list[tuple[str, str]]] = []
     for number, (place, key, items) in enumerate(zip(at, keys, rows.column("properties").to_pylist(), strict=True)):
         named = dict(items)
-        if PARKED_COMMAND in named:
+        if not is_message(named):
             continue
         own = Ticket.from_properties(named)
         ticket = lot.ticket(place, lane_key(key, own.offset, own.alone), own)

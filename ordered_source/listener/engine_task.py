@@ -65,7 +65,7 @@ from orderedmq.listening.engine import (
 )
 from orderedmq.listening.listener import Answer, Caller, ConsumeMessageHook, check_hooks, is_async, name_of
 from orderedmq.model import MAX_OFFSET, MessageQueue, OffsetRange
-from orderedmq.parking import AT_ONCE, DELAY_LEVELS, DROPPED, HELD, Parking, Ticket, delay, lot_token
+from orderedmq.parking import AT_ONCE, DEAD_LETTERED, DELAY_LEVELS, DROPPED, HELD, Parking, Ticket, delay, lot_token
 from orderedmq.schema import TIMESTAMP_TYPE
 from orderedmq.trace_context import in_spans, require
 
@@ -382,6 +382,7 @@ class _Task:
                 message = Message(offset, key, rows, number)
                 message._due = Ticket(offset, place.attempts, place.parkings, place.due).is_due(now)
                 message._attempts, message._held, message._error = place.attempts, place.due == HELD, error
+                message._ended = place.due == DEAD_LETTERED
                 planned.append(message)
         return planned, iter(())
 

@@ -1,4 +1,4 @@
-"""``orderedmq parked``: shows parked messages, and orders the owners of their queues to try, drop or hold them."""
+"""``orderedmq parked``: shows parked messages, and orders the owners of their queues what to do with a key or one of its messages."""
 
 from __future__ import annotations
 
@@ -14,12 +14,18 @@ from orderedmq.cli.groups import Group
 from orderedmq.cli.queue_names import queue_fields, stored_key
 from orderedmq.cli.shell import Column, Full, Shell, command, commands, fault
 from orderedmq.cli.topics import Yes
+from orderedmq.conditions import OptionCondition
+from orderedmq.errors import OptionError
 from orderedmq.model import MessageQueue, check_group
 from orderedmq.parking import CommandAction
-from orderedmq.tools.parked import ParkedKey, chosen, give, owned, parked_keys
+from orderedmq.tools import parked as tools
+from orderedmq.tools.parked import ParkedKey, chosen, chosen_messages, described
 from orderedmq.tools.readable import duration, moment, number
 
-app = commands("List, retry, drop and hold parked messages: keys that wait because one of their messages failed.")
+app = commands(
+    "List, retry and hold parked keys, which wait because one of their messages failed. Drop one message, make it a dead letter, or "
+    "replace its body."
+)
 
 
 Where = Annotated[
@@ -43,6 +49,16 @@ Offsets = Annotated[
     ),
 ]
 Everything = Annotated[bool, typer.Option("--all", help="All parked keys.")]
+MessageOffsets = Annotated[
+    list[int] | None,
+    typer.Option(
+        "--offset",
+        min=0,
+        help="The message at this offset (default: the key's first). May be repeated.",
+        metavar="N",
+        show_default=False,
+    ),
+]
 
 
 def _row(group: str, key: ParkedKey, now: float) -> dict[str, Any]:
@@ -148,36 +164,89 @@ def drop(
     shell: Shell,
     group: Group,
     key: Keys = None,
-    offset: Offsets = None,
-    everything: Everything = False,
+    offset: MessageOffsets = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="All messages that are parked now: of the keys given, or of the group.")
+    ] = False,
     topic: Where = None,
     yes: Yes = False,
 ) -> None:
-    """Drop all messages that are parked now under these keys, so that no listener sees them again. Asks first.
+    """Drop the first parked message of a key, on which the others wait, so that no listener sees it again. Asks first.
 
-    The query that owns the queue drops them in its next micro-batch. Later messages of these keys are processed.
+    The query that owns the queue drops it in its next micro-batch, and the key continues. --offset drops another message, --all drops all.
+    """
+    check_group(group)
+    if everything and offset:
+        raise OptionError(OptionCondition.CONFLICT, "--all already selects the messages. Drop --offset")
+    with shell.broker() as broker:
+        parked = _parked(broker, group, topic)
+        if everything:
+            those = chosen(group, parked, key or (), (), not key)
+        else:
+            those = chosen_messages(group, parked, key or (), offset or ())
+        if those:
+            shell.ask(f"Drop {described(those)} of group {group} from {_queues(those)}? No listener sees them again.", yes)
+        _order(shell, broker, group, "drop", those)
+
+
+@command(app, "dead-letter")
+def make_dead_letters(shell: Shell, group: Group, key: Keys = None, offset: MessageOffsets = None, topic: Where = None) -> None:
+    """Make the first parked message of a key, on which the others wait, a dead letter now, without another try.
+
+    The query that owns the queue does so in its next micro-batch, and the key continues. dlq replay sends the message again.
     """
     check_group(group)
     with shell.broker() as broker:
-        those = chosen(group, _parked(broker, group, topic), key or (), offset or (), everything)
-        if those:
-            shell.ask(f"Drop {_count(those)} of group {group} from {_queues(those)}? No listener sees them again.", yes)
-        _order(shell, broker, group, "drop", those)
+        those = chosen_messages(group, _parked(broker, group, topic), key or (), offset or ())
+        _order(shell, broker, group, "dead_letter", those)
+
+
+@command(app, "replace")
+def replace(
+    shell: Shell,
+    group: Group,
+    key: Keys = None,
+    offset: MessageOffsets = None,
+    body: Annotated[str | None, typer.Option(help="The corrected body.", metavar="TEXT", show_default=False)] = None,
+    file: Annotated[
+        typer.FileBinaryRead | None,
+        typer.Option("--file", "-f", help="Read the corrected body from this file (-: standard input).", show_default=False),
+    ] = None,
+    topic: Where = None,
+    yes: Yes = False,
+) -> None:
+    """Replace the body of the first parked message of a key, on which the others wait, and try it now. Asks first.
+
+    The message keeps its place, key, tags and properties, and gets the property ORDEREDMQ_CORRECTED. The message in the topic stays as it
+    is, for all groups. The query that owns the queue does so in its next micro-batch, and the key continues in order.
+    """
+    check_group(group)
+    if (body is None) == (file is None):
+        raise OptionError(OptionCondition.MISSING, "the command needs the corrected body. Give either --body or --file")
+    corrected = file.read() if file is not None else (body or "").encode()
+    with shell.broker() as broker:
+        those = chosen_messages(group, _parked(broker, group, topic), key or (), offset or ())
+        former = len(tools.parked_row(broker, group, those)["body"])
+        sizes = f"{former:,} bytes of {described(those)} of group {group} from {_queues(those)} by {len(corrected):,} bytes"
+        shell.ask(f"Replace the {sizes}?", yes)
+        _order(shell, broker, group, "replace", those, corrected)
 
 
 def _parked(broker: Broker, group: str, topic: str | None) -> list[ParkedKey]:
     """Return the parked keys, only of one topic or queue if ``topic`` names it. Raises GroupError MISSING, TopicError, OptionError."""
     name = None if topic is None else queue_names.topic_of(topic)
-    keys = parked_keys(broker, group)
+    keys = tools.parked_keys(broker, group)
     if topic is None or name is None:
         return keys
     queues = set(queue_names.find_all(topic, broker.log.queues(name)))
     return [key for key in keys if key.queue in queues]
 
 
-def _order(shell: Shell, broker: Broker, group: str, action: CommandAction, those: list[ParkedKey]) -> None:
-    alive = owned(broker, group)
-    give(broker, group, action, those)
+def _order(
+    shell: Shell, broker: Broker, group: str, action: CommandAction, those: list[ParkedKey], body: bytes | None = None
+) -> None:
+    alive = tools.owned(broker, group)
+    tools.give(broker, group, action, those, body)
     queues = sorted({key.queue for key in those})
     row = {
         "group": group,
@@ -190,19 +259,10 @@ def _order(shell: Shell, broker: Broker, group: str, action: CommandAction, thos
         shell.done(row, f"nothing is parked in group {group}")
         return
     who = f"the owner of {_named(queues)} carries the command out in its next micro-batch"
-    shell.done(row, f"ordered to {action} {_count(those)} of group {group}: {who}")
+    shell.done(row, f"ordered to {tools.order(action, those)} of group {group}: {who}")
     alone = [queue for queue in queues if not alive.get(queue, False)]
     if alone:
         shell.note(f"no query owns {_named(alone)} in group {group} now. The next owner carries the command out")
-
-
-def _count(those: list[ParkedKey]) -> str:
-    messages = sum(each.messages for each in those)
-    text = f"{messages:,} parked message{'' if messages == 1 else 's'}"
-    keys = [each for each in those if each.key is not None]
-    if len(those) == 1:
-        return f"{text} of key {those[0].key!r}" if keys else f"{text} without a key"
-    return f"{text} of {len(those):,} keys"
 
 
 def _queues(those: list[ParkedKey]) -> str:

@@ -85,7 +85,9 @@ class ConcurrentEngine(Engine):
         for message in lot.planned:
             if message._offset in lot.parked_offsets:
                 continue
-            self._planned.add(message._offset)
+            self._plan(message)
+            if message._ended:
+                continue
             if message._held or not message._due:
                 self._to_park.append(message)
                 self._room -= 1

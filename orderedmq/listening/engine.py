@@ -62,7 +62,7 @@ class Message:
     """
 
     # Without __dict__, a listener cannot overwrite a column. A retry or a dead letter of the message would contain the new value.
-    __slots__ = ("_again", "_attempts", "_due", "_error", "_held", "_key", "_level", "_number", "_offset", "_rows")
+    __slots__ = ("_again", "_attempts", "_due", "_ended", "_error", "_held", "_key", "_level", "_number", "_offset", "_rows")
 
     def __init__(self, offset: int, key: str | None, rows: Any = None, number: int = 0) -> None:
         """``offset``: the offset in the queue, even if the message was parked. ``key``: None for a message without a sharding key.
@@ -81,6 +81,8 @@ class Message:
         #: For the first parked message of a key: whether it is due. If the key is held, it is not due.
         self._due = True
         self._held = False
+        #: Whether the message becomes a dead letter without a call, because an operator has said so.
+        self._ended = False
         #: Whether the message is parked because it failed, so that its delay begins now. Other messages keep their due times.
         self._again = False
         #: The level of that delay in `parking.DELAY_LEVELS`, from 1. With level 0, the delay depends on how often the message was
@@ -497,6 +499,12 @@ class Engine(ABC):
             offsets = [offset for offset in offsets if offset not in planned]
         if offsets:
             self._range.remove_message(offsets)
+
+    def _plan(self, message: Message) -> None:
+        """Take a message from the parking lot."""
+        self._planned.add(message._offset)
+        if message._ended:
+            self._exhausted.append((Batch([message]), message))
 
     def _tried_again(self, now: float) -> None:
         """Record that a message goes to the listener again. Request a check of the lock unless the last check was just before."""

@@ -11,8 +11,9 @@ call for another key is in progress. The rules:
   order. Later messages of the key are parked after them without a call.
 - A head that fails more than ``max_reconsume_times`` times in total becomes a dead letter, and its key continues. With
   ``on_exhausted="hold"`` the key is parked instead until an operator releases it.
-- A range begins with the planned messages, which the micro-batch reads from the parking lot. A key whose head is due goes to the
-  listener, before newer messages of the key. A key whose head is not due is parked again unchanged, with newer messages after it.
+- A range begins with the planned messages, which the micro-batch reads from the parking lot. Those that an operator has ended become dead
+  letters first. A key whose head is due goes to the listener, before newer messages of the key. A key whose head is not due is parked
+  again unchanged, with newer messages after it.
 - A key may have messages in the lot that are not planned. From the lowest offset of these messages on, the key's messages in the range
   are also parked, unless they are already in the lot.
 - The same rule applies if an earlier attempt of this range parked messages of the key, or if a seek moved the range back before parked
@@ -128,12 +129,15 @@ class KeyEngine(Engine):
         self._parked_before, self._parked_in_range = lot.parked_before, lot.parked_in_range
         headed: set[object] = set()
         for message in sorted(lot.planned, key=lambda one: one._offset):
+            if message._ended:
+                self._plan(message)
+                continue
             lane = self._lane(lane_key(message._key, message._offset))
             if lane.key not in headed:
                 headed.add(lane.key)
                 lane.parked = lane.diverted_from is None and (message._held or not message._due)
             if message._offset not in lane.parked_offsets:
-                self._planned.add(message._offset)
+                self._plan(message)
                 self._enter(lane, message)
 
     def _add(self, messages: Sequence[Message]) -> None:
@@ -302,6 +306,8 @@ class KeyEngine(Engine):
     def _next_resume(self) -> float | None:
         return self._suspended[0][0] if self._suspended else None
 
-    def _dead_lettered(self, batch: Batch, message: Message) -> list[Outcome]:  # noqa: ARG002
-        assert batch.lane is not None
-        return self._decide(batch.lane, "DEAD_LETTER")
+    def _dead_lettered(self, batch: Batch, message: Message) -> list[Outcome]:
+        if batch.lane is not None:
+            return self._decide(batch.lane, "DEAD_LETTER")
+        self._decided([message])
+        return outcomes([message], "DEAD_LETTER", batch.seconds)

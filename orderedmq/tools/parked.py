@@ -1,4 +1,4 @@
-"""The parked messages of a group: finds its parking lots, lists their content, and gives commands (retry, hold, drop) to their owners.
+"""The parked messages of a group: finds its parking lots, lists their content, and gives commands (`parking.Command`) to their owners.
 
 Rules: `parking`. A lot is read from the group's offset in the lot to the lot's end, as the queue's owner reads it. The command
 never moves or deletes a parked message: it appends commands to the lot, which the queue's owner carries out.
@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Literal
 
 from orderedmq import pulls
 from orderedmq.broker import Broker, PullSettings
 from orderedmq.conditions import GroupCondition, OptionCondition, TopicCondition
 from orderedmq.errors import DataLossError, GroupError, OptionError, TopicError
-from orderedmq.model import PARKED_COMMAND, MessageQueue
+from orderedmq.model import MessageQueue
 from orderedmq.parking import (
     AT_ONCE,
     DROPPED,
@@ -25,13 +25,16 @@ from orderedmq.parking import (
     CommandAction,
     Lot,
     Ticket,
+    corrected,
+    is_message,
     lane_key,
     leader_of,
     origin,
     parked_queue,
 )
+from orderedmq.schema import PRODUCER_COLUMNS
 
-State = Literal["waiting", "held", "dropped"]
+State = Literal["waiting", "held", "dropped", "dead_letter"]
 
 #: Seconds for which a list of the topics is reused.
 LISTING_AGE: Final = 10.0
@@ -105,23 +108,31 @@ class LotReader:
 
 @dataclass
 class ParkedKey:
-    """A key with parked messages. A message that has no key (``key`` None) or was parked alone counts as a separate key.
+    """A key with parked messages, or one message of it. A message that has no key (``key`` None) or was parked alone is a separate key.
 
-    ``offset`` and ``ticket`` belong to its first message. ``dropped``: the number of messages that a command has dropped and the
-    owner has not removed yet. ``messages``: the number of messages that were not dropped, or of all messages if all were dropped.
+    ``offset`` and ``ticket`` belong to its first message. ``places``: for each message that has not ended, its offset in the queue and its
+    place in the lot; for a key whose messages have all ended, these. ``single``: whether commands concern only the message ``offset``.
     """
 
     queue: MessageQueue
     key: str | None
     offset: int
     ticket: Ticket
-    messages: int = 0
-    dropped: int = 0
+    places: dict[int, int] = field(default_factory=dict)
+    single: bool = False
+
+    @property
+    def messages(self) -> int:
+        return len(self.places)
+
+    @property
+    def has_order(self) -> bool:
+        return self.key is not None and not self.ticket.alone
 
     @property
     def state(self) -> State:
-        if self.ticket.due == DROPPED:
-            return "dropped"
+        if self.ticket.has_ended:
+            return "dropped" if self.ticket.due == DROPPED else "dead_letter"
         return "held" if self.ticket.due == HELD else "waiting"
 
     @property
@@ -133,9 +144,14 @@ class ParkedKey:
         """Return the seconds until the key is due, 0 if it is due, None if it never will be due. ``now``: seconds since 1970."""
         return due_in(None if self.state == "held" else self.ticket.due, now)
 
-    def command(self, action: CommandAction) -> Command:
-        by_key = self.key is not None and not self.ticket.alone
-        return Command(action, self.key if by_key else None, -1 if by_key else self.offset)
+    def message(self, offset: int) -> ParkedKey:
+        """Return only the message at ``offset``."""
+        return replace(self, offset=offset, places={offset: self.places[offset]}, single=True)
+
+    def command(self, action: CommandAction, corrected: Mapping[str, Any] | None = None) -> Command:
+        return Command(
+            action, self.key if self.has_order else None, self.offset if self.single or not self.has_order else -1, corrected
+        )
 
 
 def due_in(due: int | None, now: float) -> float | None:
@@ -158,7 +174,7 @@ def _keys(broker: Broker, group: str, queue: MessageQueue, lot: Lot) -> list[Par
     for rows in pulls.pulls(log, parked, lot.begin, lot.end, pulls.LOT_PULL, pulls.LOT_PULL_BYTES, LOT_COLUMNS):
         for place, key, properties in zip(*(rows.column(name).to_pylist() for name in LOT_COLUMNS), strict=True):
             noted = dict(properties)
-            if PARKED_COMMAND in noted:
+            if not is_message(noted):
                 continue
             own = Ticket.from_properties(noted)
             lane = lane_key(key, own.offset, own.alone)
@@ -166,20 +182,20 @@ def _keys(broker: Broker, group: str, queue: MessageQueue, lot: Lot) -> list[Par
             if ticket is None:
                 continue
             entry = keys.setdefault(lane, ParkedKey(queue, key, own.offset, ticket))
-            # The key's first message is the one that comes first in the queue and was not dropped. The lot may have another order.
-            if (ticket.due == DROPPED, own.offset) < (entry.ticket.due == DROPPED, entry.offset):
+            if ticket.has_ended < entry.ticket.has_ended:
+                entry.places.clear()
+            # The key's first message is the one that comes first in the queue and has not ended. The lot may have another order.
+            if (ticket.has_ended, own.offset) < (entry.ticket.has_ended, entry.offset):
                 entry.offset, entry.ticket = own.offset, ticket
-            entry.dropped += ticket.due == DROPPED
-            entry.messages += ticket.due != DROPPED
-    for parked_key in keys.values():
-        parked_key.messages = parked_key.messages or parked_key.dropped
+            if ticket.has_ended == entry.ticket.has_ended:
+                entry.places[own.offset] = place
     return list(keys.values())
 
 
 def chosen(
     group: str, parked: Sequence[ParkedKey], keys: Sequence[str], offsets: Sequence[int], everything: bool
 ) -> list[ParkedKey]:
-    """Return the parked keys that a command names, without those that were dropped.
+    """Return the parked keys that a command names, without those that have ended.
 
     ``offsets`` are the offsets of messages without a key. Raises OptionError CONFLICT or MISSING; GroupError NOT_PARKED;
     TopicError AMBIGUOUS if a key is parked from several topics, or if messages without a key are parked from this offset of
@@ -191,7 +207,7 @@ def chosen(
             "the command needs --key or --offset, once or several times, or --all instead of both",
         )
     if everything:
-        return [parked_key for parked_key in parked if parked_key.state != "dropped"]
+        return [parked_key for parked_key in parked if not parked_key.ticket.has_ended]
     keys_chosen: list[ParkedKey] = []
     for key in dict.fromkeys(keys):
         those = [parked_key for parked_key in parked if parked_key.key == key]
@@ -204,20 +220,37 @@ def chosen(
             )
         keys_chosen += those
     for offset in dict.fromkeys(offsets):
-        those = [
-            parked_key
-            for parked_key in parked
-            if (parked_key.key is None or parked_key.ticket.alone) and parked_key.offset == offset
-        ]
-        _require(group, those, f"message without a key at offset {offset}", "was")
-        if len(those) > 1:
-            raise TopicError(
-                TopicCondition.AMBIGUOUS,
-                f"messages without a key are parked from offset {offset} of {len(those)} queues. Give --topic with "
-                f"{_one_of([str(parked_key.queue) for parked_key in those])}",
-            )
-        keys_chosen += those
+        alone = [parked_key for parked_key in parked if not parked_key.has_order]
+        keys_chosen.append(_at(group, alone, offset, "message without a key"))
     return keys_chosen
+
+
+def chosen_messages(group: str, parked: Sequence[ParkedKey], keys: Sequence[str], offsets: Sequence[int]) -> list[ParkedKey]:
+    """Return the first message that each of these keys has in a queue; or the messages at ``offsets``, of these keys if any is given.
+
+    Raises the errors of `chosen`.
+    """
+    if not offsets:
+        those = [each for each in chosen(group, parked, keys, (), False) if not each.ticket.has_ended]
+        last_to_first = sorted(those, key=lambda each: -each.offset)
+        return list({(each.queue, each.key): each.message(each.offset) for each in last_to_first}.values())
+    named = [each for each in parked if not keys or each.key in keys]
+    of = f" of key {' or '.join(map(repr, keys))}" if keys else ""
+    return [_at(group, named, offset, f"message{of}").message(offset) for offset in dict.fromkeys(offsets)]
+
+
+def _at(group: str, parked: Sequence[ParkedKey], offset: int, what: str) -> ParkedKey:
+    """Return the key with a message at ``offset`` of its queue."""
+    those = [parked_key for parked_key in parked if offset in parked_key.places]
+    _require(group, those, f"{what} at offset {offset}", "was")
+    those = [parked_key for parked_key in those if not parked_key.ticket.has_ended]
+    if len(those) > 1:
+        raise TopicError(
+            TopicCondition.AMBIGUOUS,
+            f"a {what} is parked from offset {offset} of {len(those)} queues. Give --topic with "
+            f"{_one_of([str(parked_key.queue) for parked_key in those])}",
+        )
+    return those[0]
 
 
 def _require(group: str, those: Sequence[ParkedKey], what: str, was: str) -> None:
@@ -226,10 +259,11 @@ def _require(group: str, those: Sequence[ParkedKey], what: str, was: str) -> Non
             GroupCondition.NOT_PARKED,
             f"group {group!r} has no parked {what}. Run orderedmq parked list {group} to see what is parked",
         )
-    if all(parked_key.state == "dropped" for parked_key in those):
+    if all(parked_key.ticket.has_ended for parked_key in those):
         raise GroupError(
             GroupCondition.NOT_PARKED,
-            f"the parked {what} of group {group!r} {was} dropped before. The queue's owner applies the drop when it plans its next micro-batch",
+            f"the parked {what} of group {group!r} {was} dropped or made a dead letter before. The queue's owner does this when it plans its "
+            "next micro-batch",
         )
 
 
@@ -237,13 +271,79 @@ def _one_of(names: Sequence[str]) -> str:
     return " or ".join(names[:_CHOICES]) + (" …" if names[_CHOICES:] else "")
 
 
-def give(broker: Broker, group: str, action: CommandAction, those: Sequence[ParkedKey]) -> None:
-    """Append a command for each key to the parking lot of its queue."""
+def give(broker: Broker, group: str, action: CommandAction, those: Sequence[ParkedKey], body: bytes | None = None) -> None:
+    """Append a command for each key or message to the parking lot of its queue. ``body``: with "replace", the corrected body."""
     of_queues: dict[MessageQueue, list[Command]] = {}
     for parked_key in those:
-        of_queues.setdefault(parked_key.queue, []).append(parked_key.command(action))
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        row = None if body is None else corrected(parked_row(broker, group, [parked_key]), body, now)
+        of_queues.setdefault(parked_key.queue, []).append(parked_key.command(action, row))
     for queue, commands in of_queues.items():
         broker.admin.command_parked(group, queue, commands)
+
+
+def parked_row(broker: Broker, group: str, messages: Sequence[ParkedKey]) -> dict[str, Any]:
+    """Return the row of one parked message in the lot (PRODUCER_COLUMNS).
+
+    Raises TopicError AMBIGUOUS for several messages, GroupError NOT_PARKED if the message's owner has moved it.
+    """
+    if len(messages) > 1:
+        named = _one_of([f"message {each.offset} of queue {each.queue}" for each in messages])
+        raise TopicError(
+            TopicCondition.AMBIGUOUS, f"a body is for one message, not {named}. Give --offset, and --topic with the queue"
+        )
+    [message] = messages
+    log, lot = broker.log.reading(PullSettings(group)), parked_queue(group, message.queue)
+    try:
+        rows = log.pull(lot, message.places[message.offset], 1, pulls.LOT_PULL_BYTES, PRODUCER_COLUMNS)
+    except DataLossError as error:
+        why = f"message {message.offset} of queue {message.queue} is tried at this moment. Repeat the command if it is still parked"
+        raise GroupError(GroupCondition.NOT_PARKED, why) from error
+    row: dict[str, Any] = rows.to_pylist()[0]
+    return row
+
+
+def repair_parked(
+    broker: Broker,
+    group: str,
+    action: Literal["drop", "dead_letter", "replace"],
+    *,
+    key: str | None = None,
+    offset: int | None = None,
+    body: bytes | None = None,
+    topic: str | None = None,
+) -> list[tuple[MessageQueue, int]]:
+    """Decide what becomes of a parked message, as ``orderedmq parked`` does: its key continues in order.
+
+    The message is the first parked one of ``key`` (in each queue that has one), or the one at ``offset`` of its queue. ``action``: "drop"
+    it, make it a "dead_letter", or "replace" its body by ``body``. Return the queues and offsets. Raises OptionError MISSING or INVALID;
+    GroupError MISSING or NOT_PARKED; TopicError AMBIGUOUS if ``topic`` is needed; MessageError if the body is too large.
+    """
+    if (action == "replace") != (body is not None):
+        raise OptionError(OptionCondition.INVALID, "repair_parked needs a body with replace, and only then")
+    parked = [each for each in parked_keys(broker, group) if topic in (None, each.queue.topic)]
+    those = chosen_messages(group, parked, () if key is None else (key,), () if offset is None else (offset,))
+    if action == "replace":
+        parked_row(broker, group, those)
+    give(broker, group, action, those, body)
+    return [(each.queue, each.offset) for each in those]
+
+
+def order(action: CommandAction, those: Sequence[ParkedKey]) -> str:
+    """Return what the owners are told to do, for people."""
+    verb = {"dead_letter": "make dead letters of", "replace": "replace the body of"}.get(action, action)
+    return f"{verb} {described(those)}"
+
+
+def described(those: Sequence[ParkedKey]) -> str:
+    """Return how many messages of which keys these are, for people."""
+    if len(those) == 1 and those[0].single:
+        return f"message {those[0].offset} of {f'key {those[0].key!r}' if those[0].has_order else f'queue {those[0].queue}'}"
+    messages = sum(each.messages for each in those)
+    text = f"{messages:,} parked message{'' if messages == 1 else 's'}"
+    if len(those) == 1:
+        return f"{text} of key {those[0].key!r}" if those[0].key is not None else f"{text} without a key"
+    return f"{text} of {len(those):,} keys"
 
 
 def owned(broker: Broker, group: str) -> Mapping[MessageQueue, bool]:

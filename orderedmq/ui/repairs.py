@@ -1,4 +1,4 @@
-"""The pages that repair: replay dead letters; retry, hold or drop parked keys; set or copy a group's offsets.
+"""The pages that repair: replay dead letters; decide what becomes of parked keys and messages; set or copy a group's offsets.
 
 Rules: each change is a POST that uses `guard.read_change`. A change that cannot be undone needs a second confirmation. A seek or
 a copy is shown before it is made, and sets exactly the offsets that were shown.
@@ -24,9 +24,11 @@ from orderedmq.options.values import parse_timestamp, shown, whole_number
 from orderedmq.ownership.offsets import offsets_to_json
 from orderedmq.parking import AtSeek, CommandAction
 from orderedmq.routing.selector import Keying
+from orderedmq.text import is_text
 from orderedmq.tools import dead_letters
+from orderedmq.tools import parked as tools
 from orderedmq.tools.dead_letters import MAX_REPLAYS, DeadLetter, LetterFilter
-from orderedmq.tools.parked import ParkedKey, chosen, give, owned, parked_keys
+from orderedmq.tools.parked import ParkedKey, chosen, chosen_messages
 from orderedmq.tools.replay import Replayed, replay
 from orderedmq.tools.seek import Sought, copy_offsets, parse_target, seek
 from orderedmq.ui.guard import FormFields, read_change
@@ -141,34 +143,36 @@ class Repairs:
     # -- parked keys
 
     def command(self, group: str, form: FormFields, request: Request) -> Response:
-        """Order the owners of the chosen parked keys to retry, hold or drop them. A drop needs a second confirmation."""
-        action = form.one("action")
-        if action not in get_args(CommandAction):
-            raise OptionError(OptionCondition.INVALID, f"{shown(action)} is not a command. Use retry, hold or drop")
-        names, broker = form.all("key"), self._site.broker
+        """Order the owners of the chosen parked keys to retry or hold them, or what becomes of their first messages, or of all.
+
+        What cannot be undone needs a second confirmation, whose form names the messages that were shown.
+        """
+        action, names, broker = form.one("action"), list(dict.fromkeys(form.all("key"))), self._site.broker
+        if action not in ("drop_all", *get_args(CommandAction)):
+            raise OptionError(OptionCondition.INVALID, f"{shown(action)} is not a command")
         if not names:
             raise OptionError(OptionCondition.MISSING, "no key is chosen. Go back and choose some")
         those = _chosen(broker, group, names)
-        messages = sum(key.messages for key in those)
-        text = (
-            f"{messages:,} parked message{'' if messages == 1 else 's'} of {len(those):,} key{'' if len(those) == 1 else 's'}"
-        )
-        if action == "drop" and form.one("sure") != "yes":
+        command = cast(CommandAction, action.removesuffix("_all"))
+        if action in ("drop", "dead_letter", "replace"):
+            offsets = form.all("offset") or [str(key.offset) for key in those]
+            those = [named for key, text in zip(those, offsets) for named in chosen_messages(group, [key], (), [_letter(text)])]
+        order = tools.order(command, those)
+        if action not in ("retry", "hold") and form.one("sure") != "yes":
+            former = tools.parked_row(broker, group, those)["body"] if action == "replace" else b""
             return self._site.page(
-                request,
-                "sure.html",
-                title=f"Drop {text}?",
-                at="groups",
-                group=group,
-                keys=[(identity(key), key) for key in those],
-            )
+                request, "sure.html", title=f"{order[0].upper()}{order[1:]}?", at="groups", group=group, action=action,
+                keys=list(zip(names, those)), body=former.decode() if is_text(former) else "",
+            )  # fmt: skip
+        # Browsers end lines with CR LF.
+        body = next(iter(form.all("body")), "").replace("\r\n", "\n").encode() if action == "replace" else None
         # Ask for the owners first, because this may fail, and a command that was given must be reported.
-        alive = owned(broker, group)
-        give(broker, group, cast(CommandAction, action), those)
+        alive = tools.owned(broker, group)
+        tools.give(broker, group, command, those, body)
         alone = sorted({str(key.queue) for key in those if not alive.get(key.queue, False)})
         when = "the queue's next owner carries out the command" if alone else "the owner does so in its next micro-batch"
-        self._site.tell(f"ordered to {action} {text} of group {group}")
-        return self._site.done(f"Ordered to {action} {text}: {when}.", group_url(group, "/parked"))
+        self._site.tell(f"ordered to {order} of group {group}")
+        return self._site.done(f"Ordered to {order}: {when}.", group_url(group, "/parked"))
 
     # -- offsets
 
@@ -263,7 +267,7 @@ def _moves(plan: Sought) -> list[tuple[MessageQueue, int | None, int]]:
 
 def _chosen(broker: Broker, group: str, names: Sequence[str]) -> list[ParkedKey]:
     """Return the parked keys with these identities. Raises GroupError NOT_PARKED for a key that is no longer parked."""
-    there = parked_keys(broker, group)
+    there = tools.parked_keys(broker, group)
     by_identity = {identity(parked_key): parked_key for parked_key in there}
     keys_chosen: list[ParkedKey] = []
     for name in dict.fromkeys(names):

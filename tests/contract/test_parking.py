@@ -13,6 +13,7 @@ from orderedmq.ownership.lock import LockToken
 from orderedmq.ownership.micro_batch import SourceRun
 from orderedmq.parking import (
     AT_ONCE,
+    DEAD_LETTERED,
     HELD,
     LOT_COLUMNS,
     RESTORE_COLUMNS,
@@ -24,8 +25,9 @@ from orderedmq.parking import (
     parked_queue,
     restore,
 )
+from orderedmq.rocketmq.codec.stored_message import UNIQ_KEY
 from orderedmq.schema import MESSAGE_SCHEMA
-from orderedmq.tools.parked import LotReader
+from orderedmq.tools.parked import LotReader, give, parked_keys
 from tests.contract.support import (
     BIG,
     FakeClock,
@@ -375,6 +377,39 @@ def test_an_order_for_a_message_without_a_key_names_its_offset(broker: Broker, t
     park(broker, token, [3, 4])
     broker.admin.command_parked("g", token.queue, [Command("hold", None, 4)])
     assert [row["ticket"].due for row in parked(broker, token.queue)] == [9, HELD]
+
+
+@pytest.mark.holds("one parked message")
+def test_a_corrected_message_takes_the_place_of_its_message_until_it_is_settled(broker: Broker, token: LockToken):
+    columns = {"tags": ["t", None], "keys": [None, "k1"], "sharding_key": ["k", "k"], "properties": [[("own", "x")], None]}
+    broker.log.append({token.queue: rows([b"\0\xff", "two"], **columns)})
+    broker.groups.park(token, [put(token.queue, 10, attempts=4, error="e" * 2000), put(token.queue, 11, due=AT_ONCE)])
+    [former, other] = parked(broker, token.queue)
+    [key] = parked_keys(broker, "g")
+    give(broker, "g", "replace", [key.message(10)], b"right \0\xff")
+    [kept, row] = parked(broker, token.queue)
+    assert kept == other
+    assert dict(row["properties"])["ORDEREDMQ_CORRECTED"]
+    of_correction = ("ORDEREDMQ_CORRECTED", UNIQ_KEY)
+
+    def compared(row: dict[str, Any]) -> dict[str, Any]:
+        own = [pair for pair in row["properties"] or () if pair[0] not in of_correction]
+        return {**row, "body": None, "ticket": None, "properties": own}
+
+    assert (row["body"], row["ticket"].due) == (b"right \0\xff", AT_ONCE)
+    assert compared(row) == compared(former)
+    # It fails again, and then becomes a dead letter by another command.
+    lot = parked_queue("g", token.queue)
+    place = lot_of(broker, token.queue).place(10)
+    again = [put(lot, place, 10, attempts=5), put(lot, 1, 11, due=AT_ONCE)]
+    assert broker.groups.park(token, again) == [True, True]
+    assert broker.groups.park(token, again) == [True, True]
+    broker.groups.commit({lot_token(token): 3})
+    broker.admin.command_parked("g", token.queue, [Command("dead_letter", "k", 10)])
+    [row, other] = parked(broker, token.queue)
+    assert (row["body"], row["ticket"].attempts, row["ticket"].due) == (b"right \0\xff", 5, DEAD_LETTERED)
+    assert compared({**row, "reconsume_times": 4}) == compared(former)
+    assert (other["queue_offset"], other["ticket"].due) == (11, AT_ONCE)
 
 
 def test_where_nothing_was_ever_parked_an_order_is_refused(broker: Broker, token: LockToken):

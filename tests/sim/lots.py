@@ -10,7 +10,18 @@ import pyarrow as pa
 
 from orderedmq.model import PARKED_DUE, PARKED_FROM, PARKED_OFFSET, MessageQueue, is_parked
 from orderedmq.ownership.lock import LockToken
-from orderedmq.parking import DROPPED, HELD, LOT_COLUMNS, AtSeek, Command, Parking, Ticket, lane_key, parked_queue
+from orderedmq.parking import (
+    DROPPED,
+    HELD,
+    LOT_COLUMNS,
+    AtSeek,
+    Command,
+    CommandAction,
+    Parking,
+    Ticket,
+    lane_key,
+    parked_queue,
+)
 from orderedmq.schema import PROPERTIES_TYPE
 from tests.sim.world import GROUP, World
 
@@ -31,6 +42,10 @@ class Entry:
     @property
     def lane(self) -> object:
         return lane_key(self.key, self.offset)
+
+    def ordered(self, action: CommandAction) -> Command:
+        """Return an operator's command for the message's key."""
+        return Command(action, self.key, self.offset if self.key is None else -1)
 
     def properties(self) -> list[tuple[str, str]]:
         """Return the properties that `Lot` reads."""
@@ -170,28 +185,34 @@ class Lots:
         A command applies to the messages that were in the lot when it was given, including messages that were moved since.
         """
         out: dict[object, Head] = {}
-        commands: dict[object, Entry] = {}
+        #: The last command of each key that drops it, and the last other one.
+        commands: dict[tuple[object, bool], Entry] = {}
+
+        def given(entry: Entry, *, drops: bool) -> str | None:
+            last = commands.get((entry.lane, drops))
+            return last.command.action if last is not None and last.command and 0 <= entry.moved_from < last.place else None
+
         seen: set[int] = set()
         for one in self.entries.get(lot, [])[begin:end]:
             head = out.get(one.lane)
             if one.command is not None:
-                commands[one.lane] = one
-                if head is not None:
+                commands[one.lane, one.command.action == "drop"] = one
+                if head is not None and one.command.action == "drop":
+                    head.due = DROPPED
+                    head.dropped |= set(head.offsets)
+                elif head is not None:
                     head.due = _DUE[one.command.action]
-                    if one.command.action == "drop":
-                        head.dropped |= set(head.offsets)
                 continue
             if one.offset in seen:
                 continue
             seen.add(one.offset)
             assert one.ticket is not None
-            given = commands.get(one.lane)
-            action = given.command.action if given is not None and given.command and 0 <= one.moved_from < given.place else None
+            action = given(one, drops=True) or given(one, drops=False)
             if head is None:
                 head = out[one.lane] = Head(0)
             if head.dropped.issuperset(head.offsets):
                 # This message is the first of its key that is not dropped.
-                head.due = one.ticket.due if action is None else _DUE[action]
+                head.due = one.ticket.due if action is None else _DUE.get(action, DROPPED)
             if action == "drop":
                 head.dropped.add(one.offset)
             head.offsets.append(one.offset)
@@ -199,4 +220,4 @@ class Lots:
         return out
 
 
-_DUE: Final = {"retry": 0, "hold": HELD, "drop": DROPPED}
+_DUE: Final = {"retry": 0, "hold": HELD}

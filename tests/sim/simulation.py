@@ -12,7 +12,7 @@ from typing import Any, Final
 from orderedmq.errors import OrderedMQError
 from orderedmq.listening.key_engine import OrderPerKey
 from orderedmq.ownership.lock import LOCK_LIFE, LockToken
-from orderedmq.parking import HELD, AtSeek, Command
+from orderedmq.parking import HELD, AtSeek
 from tests import checker
 from tests.sim.key_judge import KeyJudge
 from tests.sim.key_task import Around, Keys, KeyTask, Listener
@@ -413,7 +413,7 @@ class Simulation:
         if not parked:
             return
         one = self.random.choice(parked)
-        command = Command(self.random.choice(("retry", "retry", "drop", "hold")), one.key, one.offset)
+        command = one.ordered(self.random.choice(("retry", "retry", "drop", "hold")))
         self.world.note(f"an operator gives {command} in {queue}")
         lots.command(queue, [command])
 
@@ -499,7 +499,7 @@ class Simulation:
                 break
             for queue in self.world.queues:
                 held = {one.lane: one for one in lots.live(queue) if one.ticket is not None and one.ticket.due == HELD}
-                lots.command(queue, [Command("retry", one.key, one.offset) for one in held.values()])
+                lots.command(queue, [one.ordered("retry") for one in held.values()])
             now = self.world.milliseconds()
             late = max((one.ticket.due - now for _, one in parked if one.ticket is not None), default=0)
             self.world.advance(max(0, late) / 1000)

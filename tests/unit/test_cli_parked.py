@@ -18,9 +18,11 @@ import orderedmq
 from orderedmq import pulls
 from orderedmq.broker import Broker
 from orderedmq.cli import app
+from orderedmq.errors import GroupError, OptionError
 from orderedmq.model import MessageQueue
 from orderedmq.ownership.lock import ClientIdentity, LockToken
-from orderedmq.parking import AT_ONCE, DROPPED, HELD, LOT_COLUMNS, Lot, Parking, Ticket, lot_token, parked_queue
+from orderedmq.parking import AT_ONCE, DEAD_LETTERED, DROPPED, HELD, LOT_COLUMNS, Lot, Parking, Ticket, lot_token, parked_queue
+from orderedmq.tools import parked
 from orderedmq.tools.parked import LotReader
 from tests.command import Run
 
@@ -131,7 +133,11 @@ def shown(found: list[dict[str, Any]], *names: str) -> list[tuple[Any, ...]]:
 # General.
 
 
-@pytest.mark.parametrize("command", [["list"], ["retry", "--all"], ["drop", "--all", "--yes"], ["hold", "--key", "x"]])
+@pytest.mark.parametrize(
+    "command",
+    [["list"], ["retry", "--all"], ["drop", "--all", "--yes"], ["hold", "--key", "x"], ["dead-letter", "--key", "x"],
+     ["replace", "--key", "x", "--body", "b"]],
+)  # fmt: skip
 def test_a_group_that_is_not_there(run: Callable[..., Ran], store: Path, command: list[str]) -> None:
     name, *more = command
     assert "STORE.MISSING" in run("parked", name, "g", *more, code=3).error
@@ -234,17 +240,16 @@ def test_each_parked_message_is_read_once(
 # Orders.
 
 
-@pytest.mark.parametrize(("action", "due"), [("retry", AT_ONCE), ("hold", HELD), ("drop", DROPPED)])
+@pytest.mark.parametrize(("action", "due"), [("retry", AT_ONCE), ("hold", HELD)])
 def test_an_order_reaches_the_owner(
     run: Callable[..., Ran], owner: Owner, queues: Sequence[MessageQueue], action: str, due: int
 ) -> None:
     first, second, _ = queues
     later = soon(HOUR)
-    yes = ["--yes"] if action == "drop" else []
-    assert shown(run("parked", action, "g", "--all", *yes).rows, "keys") == [(0,)], "nothing is parked"
+    assert shown(run("parked", action, "g", "--all").rows, "keys") == [(0,)], "nothing is parked"
     owner.park(first, Ticket(0, 3, 1, later), Ticket(3, 0, 0, AT_ONCE), Ticket(1, 1, 1, later), Ticket(2, 1, 1, later))
     owner.park(second, Ticket(2, 1, 1, later))
-    ran = run("parked", action, "g", "--key", "x", "--offset", "2", "--topic", "a/0", *yes)
+    ran = run("parked", action, "g", "--key", "x", "--offset", "2", "--topic", "a/0")
     at = {"topic": "a", "broker": "embedded", "queue_id": 0, "owned": True}
     assert ran.rows == [{"group": "g", "action": action, "keys": 2, "messages": 3, "queues": [at]}]
     assert ran.error == ""
@@ -265,16 +270,49 @@ def test_a_drop_is_asked_for(run: Callable[..., Ran], owner: Owner, queues: Sequ
     owner.park(first, Ticket(0, 3, 1, HELD), Ticket(3, 0, 0, AT_ONCE), Ticket(2, 1, 1, HELD))
     owner.park(second, Ticket(0, 3, 1, HELD))
     for arguments, question in (
-        (["--key", "x"], "3 parked messages of 2 keys of group g from queues a/embedded/0, a/embedded/1?"),
-        (["--key", "x", "--topic", "a/0"], "2 parked messages of key 'x' of group g from queue a/embedded/0?"),
-        (["--offset", "2"], "1 parked message without a key of group g from queue a/embedded/0?"),
+        (["--key", "x", "--all"], "3 parked messages of 2 keys of group g from queues a/embedded/0, a/embedded/1?"),
+        (["--key", "x", "--all", "--topic", "a/0"], "2 parked messages of key 'x' of group g from queue a/embedded/0?"),
+        (["--key", "x", "--topic", "a/0"], "message 0 of key 'x' of group g from queue a/embedded/0?"),
+        (["--key", "x", "--offset", "3"], "message 3 of key 'x' of group g from queue a/embedded/0?"),
+        (["--offset", "2"], "message 2 of queue a/embedded/0 of group g from queue a/embedded/0?"),
     ):
         said = run("parked", "drop", "g", *arguments, code=2).error
         assert f"Drop {question} No listener sees them again." in said
         assert "Give --yes" in said
     assert [owner.sees(queue) for queue in (first, second)] == [{"x": HELD, 2: HELD}, {"x": HELD}]
-    run("parked", "drop", "g", "--key", "x", "--topic", "a/0", "--yes")
+    run("parked", "drop", "g", "--key", "x", "--all", "--topic", "a/0", "--yes")
     assert [owner.sees(queue) for queue in (first, second)] == [{"x": DROPPED, 2: HELD}, {"x": HELD}]
+
+
+@pytest.mark.parametrize(
+    ("command", "action"), [(["drop", "--yes"], "drop"), (["dead-letter"], "dead_letter"), (["replace", "--yes"], "replace")]
+)
+def test_an_order_for_one_message_is_for_the_first_of_its_key_or_the_one_at_its_offset(
+    run: Callable[..., Ran], owner: Owner, queues: Sequence[MessageQueue], tmp_path: Path, command: list[str], action: str
+) -> None:
+    first = queues[0]
+    later = soon(HOUR)
+    owner.park(first, Ticket(0, 3, 1, later), Ticket(3, 0, 0, AT_ONCE), Ticket(1, 1, 1, HELD), Ticket(2, 1, 1, later))
+    name, *more = command
+    (tmp_path / "body").write_bytes(b"\xff")
+    body = ["--file", str(tmp_path / "body")] if action == "replace" else []
+    ran = run("parked", name, "g", "--key", "x", *more, *body)
+    at = {"topic": "a", "broker": "embedded", "queue_id": 0, "owned": True}
+    assert ran.rows == [{"group": "g", "action": action, "keys": 1, "messages": 1, "queues": [at]}]
+    assert owner.sees(first) == {"x": AT_ONCE, "y": HELD, 2: later}
+    run("parked", name, "g", "--key", "x", "--offset", "3", *more, *body)
+    run("parked", name, "g", "--offset", "2", *more, *body)
+    ended = {"drop": DROPPED, "dead_letter": DEAD_LETTERED, "replace": AT_ONCE}[action]
+    assert owner.sees(first) == {"x": ended, "y": HELD, 2: ended}
+    states = [{"drop": "dropped", "dead_letter": "dead_letter", "replace": "waiting"}[action]] * 2
+    assert [row["state"] for row in run("parked", "list", "g").rows if row["sharding_key"] != "y"] == states
+    if action == "replace":
+        rows = pa.Table.from_batches(
+            pulls.pulls(owner.broker.log, parked_queue("g", first), 4, 7, 9, 1 << 20, ("body", "sharding_key"))
+        ).to_pylist()
+        assert rows == [{"body": b"\xff", "sharding_key": key} for key in ("x", "x", None)]
+    else:
+        assert "GROUP.NOT_PARKED" in run("parked", name, "g", "--key", "x", *more, code=1).error
 
 
 def test_lists_dropped_messages_until_the_owner_reads_the_order(
@@ -282,7 +320,7 @@ def test_lists_dropped_messages_until_the_owner_reads_the_order(
 ) -> None:
     first = queues[0]
     owner.park(first, Ticket(0, 3, 1, HELD), Ticket(1, 1, 1, HELD))
-    run("parked", "drop", "g", "--key", "x", "--yes")
+    run("parked", "drop", "g", "--key", "x", "--all", "--yes")
     assert shown(run("parked", "list", "g").rows, "sharding_key", "messages", "state") == [
         ("x", 1, "dropped"),
         ("y", 1, "held"),
@@ -291,7 +329,7 @@ def test_lists_dropped_messages_until_the_owner_reads_the_order(
     for action in ("retry", "hold", "drop"):
         said = run("parked", action, "g", "--key", "x", code=1).error
         assert "GROUP.NOT_PARKED" in said
-        assert "of key 'x' of group 'g' were dropped before" in said
+        assert "of key 'x' of group 'g' were dropped or made a dead letter before" in said
     assert shown(run("parked", "retry", "g", "--all").rows, "keys") == [(1,)]
     # A message that was parked after the order is counted separately.
     owner.park(first, Ticket(3, 0, 0, AT_ONCE))
@@ -322,11 +360,68 @@ def test_an_order_that_makes_no_sense_is_not_given(
     owner.park(first, Ticket(0, 3, 1, HELD), Ticket(2, 1, 1, HELD), Ticket(1, 1, 1, HELD))
     owner.park(second, Ticket(2, 3, 1, HELD))
     owner.park(other, Ticket(0, 3, 1, HELD))
-    for action in (["retry"], ["drop", "--yes"], ["hold"]):
+    for action in (["retry"], ["hold"]):
         ran = CliRunner().invoke(app, ["--path", str(store), "parked", *action, "g", *arguments], env={"COLUMNS": "200"})
         assert ran.exit_code == code
         assert re.search(says, ran.stderr)
     assert [owner.sees(queue) for queue in queues] == [{"x": HELD, 2: HELD, "y": HELD}, {2: HELD}, {"x": HELD}]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["--key", "z"], 1, "GROUP.NOT_PARKED"),
+        (["--offset", "5"], 1, "GROUP.NOT_PARKED.*no parked message at offset 5"),
+        (["--key", "y", "--offset", "0"], 1, "GROUP.NOT_PARKED.*no parked message of key 'y' at offset 0"),
+        (["--key", "x"], 2, "TOPIC.AMBIGUOUS.*parked from several topics"),
+        (["--offset", "0"], 2, "TOPIC.AMBIGUOUS.*offset 0 of 2 queues"),
+        ([], 2, "OPTION.MISSING"),
+    ],
+)
+def test_an_order_for_a_message_that_is_not_named_well_is_not_given(
+    store: Path, owner: Owner, queues: Sequence[MessageQueue], arguments: list[str], code: int, says: str
+) -> None:
+    first, _, other = queues
+    owner.park(first, Ticket(0, 3, 1, HELD), Ticket(1, 1, 1, HELD))
+    owner.park(other, Ticket(0, 3, 1, HELD))
+    change = owner.broker.log.change()
+    for action in (["drop", "--yes"], ["dead-letter"], ["replace", "--yes", "--body", "b"]):
+        ran = CliRunner().invoke(app, ["--path", str(store), "parked", *action, "g", *arguments], env={"COLUMNS": "200"})
+        assert (ran.exit_code, bool(re.search(says, ran.stderr))) == (code, True), ran.stderr
+    assert owner.broker.log.change() == change
+
+
+def test_a_command_that_contradicts_itself_is_refused(
+    run: Callable[..., Ran], owner: Owner, queues: Sequence[MessageQueue]
+) -> None:
+    owner.park(queues[0], Ticket(0, 3, 1, HELD), Ticket(1, 3, 1, HELD))
+    assert "OPTION.CONFLICT" in run("parked", "drop", "g", "--all", "--offset", "0", "--yes", code=2).error
+    for body in ([], ["--body", "a", "--file", "-"]):
+        assert "OPTION.MISSING" in run("parked", "replace", "g", "--key", "x", *body, code=2).error
+    two = ("--key", "x", "--key", "y", "--body", "b")
+    assert "TOPIC.AMBIGUOUS" in run("parked", "replace", "g", *two, code=2).error
+    assert (
+        "Replace the 4 bytes of message 0 of key 'x'"
+        in run("parked", "replace", "g", "--key", "x", "--body", "b", code=2).error
+    )
+    broker = owner.broker
+    wrongs: tuple[dict[str, Any], ...] = ({}, {"key": "x", "body": b""}, {"offset": 0, "action": "replace"})
+    for wrong in wrongs:
+        with pytest.raises(OptionError):
+            orderedmq.repair_parked(broker, "g", **{"action": "drop", **wrong})
+
+
+def test_a_message_that_its_owner_has_moved_in_the_meantime_is_not_replaced(
+    owner: Owner, queues: Sequence[MessageQueue], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = queues[0]
+    owner.park(first, *(Ticket(offset, 1, 1, HELD) for offset in range(5)))
+    owner.park(first, Ticket(5, 1, 1, HELD))
+    [_, key, *_] = parked.parked_keys(owner.broker, "g")
+    owner.done(first, 5)
+    owner.done(first, 6)
+    with pytest.raises(GroupError, match="NOT_PARKED"):
+        parked.parked_row(owner.broker, "g", [key])
 
 
 # Output of other commands.

@@ -62,10 +62,12 @@ class Rig:
     def __init__(self, path: Path) -> None:
         self.path = str(path / "store")
         self.broker = EmbeddedBroker(path / "store")
-        self.broker.admin.create_topic("orders", 1)
+        if not (path / "store").exists():
+            self.broker.admin.create_topic("orders", 1)
         (self.token,) = locked(self.broker, "g", self.broker.groups.join("me"), [QUEUE])
         self.now = 1_700_000_000.0
-        self.position = self.lot_position = 0
+        committed = self.broker.groups.offsets("g", [QUEUE, LOT])
+        self.position, self.lot_position = committed.get(QUEUE, 0), committed.get(LOT, 0)
         self.heard: list[list[int]] = []
         self.room = 100
 
@@ -241,6 +243,130 @@ def test_a_held_key_stays_parked_until_an_order_releases_or_drops_it(rig: Rig) -
     assert rig.run(rig.by_key(bad()), planned=True) == [
         (0, "DROPPED", 1, None), (1, "DROPPED", 0, None), (2, "SUCCESS", 2, None), (3, "SUCCESS", 1, None),
     ]  # fmt: skip
+
+
+# -- one parked message ------------------------------------------------------------------------------------------------------
+
+
+def poisoned(message: Any) -> Any:
+    return SUSPEND if message.queue_offset == 0 and message.body != b"right" else SUCCESS
+
+
+def letters(rig: Rig) -> list[tuple[int, bytes]]:
+    rows = rig.broker.log.pull(LETTERS, 0, 9, 1 << 20, ("properties", "body")).to_pylist()
+    return [(int(dict(row["properties"])["ORDEREDMQ_OFFSET"]), row["body"]) for row in rows]
+
+
+@pytest.mark.holds("one parked message")
+@pytest.mark.parametrize("action", ["drop", "dead_letter", "replace"])
+@pytest.mark.parametrize("is_moving", [False, True])
+def test_a_key_continues_in_order_after_a_command_for_its_first_message(rig: Rig, action: Any, is_moving: bool) -> None:
+    rig.send("a", "b", "a")
+    rig.run(rig.by_key(poisoned))
+    body = b"right" if action == "replace" else None
+
+    def give() -> None:
+        assert parked.repair_parked(rig.broker, "g", action, key="a", body=body) == [(QUEUE, 0)]
+
+    if is_moving:
+        # The command comes when a task has read the lot and the listener fails again.
+        def answer(message: Any) -> Any:
+            if message.queue_offset == 0:
+                give()
+            return poisoned(message)
+
+        rig.now += 10
+        assert rig.run(rig.by_key(answer), planned=True) == [(0, "PARKED", 2, 30), (2, "PARKED", 0, None)]
+    else:
+        give()
+    rig.send("a")
+    rig.heard.clear()
+    status = {"drop": "DROPPED", "dead_letter": "DEAD_LETTER", "replace": "SUCCESS"}[action]
+    attempts = 1 + is_moving
+    assert rig.run(rig.by_key(poisoned), planned=True) == [
+        # A corrected message has the attempts that it had when it was corrected.
+        (0, status, 2 if action == "replace" else attempts, None), (2, "SUCCESS", 1, None), (3, "SUCCESS", 1, None),
+    ]  # fmt: skip
+    assert rig.heard == [*([[0]] if action == "replace" else []), [2], [3]]
+    assert rig.lying() == {}
+    if action == "dead_letter":
+        assert letters(rig) == [(0, b"body a")]
+
+
+@pytest.mark.holds("one parked message")
+def test_a_corrected_message_says_so_and_is_itself_also_after_it_failed_again(rig: Rig) -> None:
+    columns = (*COLUMNS, "properties")
+    seen: list[tuple[Any, ...]] = []
+
+    def answer(message: Any) -> Any:
+        names = ("queue_offset", "message_id", "sharding_key", "tags", "keys", "born_timestamp", "store_timestamp")
+        seen.append(
+            (bytes(message.body), "ORDEREDMQ_CORRECTED" in dict(message.properties or ()), *map(message.__getattr__, names))
+        )
+        return SUSPEND
+
+    rig.send("a")
+    rig.run(rig.by_key(answer), columns=columns)
+    parked.repair_parked(rig.broker, "g", "replace", offset=0, body=b"wrong")
+    rig.run(rig.by_key(answer), planned=True, columns=columns)
+    rig.now += 1e5
+    rig.run(rig.by_key(answer, max_reconsume_times=2), planned=True, columns=columns)
+    assert [one[:2] for one in seen] == [(b"body a", False), (b"wrong", True), (b"wrong", True)]
+    assert len({one[2:] for one in seen}) == 1
+    assert letters(rig) == [(0, b"wrong")]
+
+
+@pytest.mark.parametrize("action", ["drop", "dead_letter", "replace"])
+def test_a_message_of_a_listener_without_order_obeys_its_own_command(rig: Rig, action: Any) -> None:
+    later = rig.concurrently(lambda messages, context: DONE if messages[0].body == b"right" else LATER)
+    rig.send("a", "a")
+    rig.run(later)
+    parked.repair_parked(rig.broker, "g", action, offset=1, body=b"right" if action == "replace" else None)
+    outcomes = sorted(rig.run(later, planned=True))
+    status = {"drop": "DROPPED", "dead_letter": "DEAD_LETTER", "replace": "SUCCESS"}[action]
+    assert [one[:2] for one in outcomes] == [(0, "PARKED"), (1, status)]
+
+
+@pytest.mark.holds("one parked message")
+@pytest.mark.parametrize("action", ["dead_letter", "replace"])
+def test_a_command_for_a_message_survives_kill_9_between_its_steps(tmp_path: Path, action: Any) -> None:
+    """The task is killed when its letter is stored, or when the corrected message, which fails again, is parked again."""
+    fails = lambda message: SUSPEND if message.queue_offset == 0 else SUCCESS  # noqa: E731
+    child = os.fork()
+    if not child:
+        with contextlib.suppress(BaseException):
+            rig = Rig(tmp_path)
+            rig.send("a", "a")
+            rig.run(rig.by_key(fails))
+            parked.repair_parked(rig.broker, "g", action, key="a", body=b"right" if action == "replace" else None)
+            name = "dead_letter" if action == "dead_letter" else "park"
+            write = getattr(EmbeddedGroups, name)
+
+            def killed(self: EmbeddedGroups, *what: Any) -> None:
+                write(self, *what)
+                os.kill(os.getpid(), signal.SIGKILL)
+
+            setattr(EmbeddedGroups, name, killed)
+            rig.run(rig.by_key(fails), planned=True)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    rig = Rig(tmp_path)
+    # The repeat has the plan of the killed run: the two messages and the command.
+    ends = rig.ends()
+    rig.ends = lambda: (ends[0], 3)  # type: ignore[method-assign]
+    outcomes = sorted(one[:2] for one in rig.run(rig.by_key(fails), planned=True))
+    if action == "dead_letter":
+        assert (outcomes, rig.heard) == ([(0, "DEAD_LETTER"), (1, "SUCCESS")], [[1]])
+        assert letters(rig) == [(0, b"body a")]
+    else:
+        assert (outcomes, rig.heard) == ([(0, "PARKED"), (1, "PARKED")], [])
+        del rig.ends
+        rig.now += 1e5
+        rig.run(
+            rig.by_key(lambda message: SUCCESS if message.body == b"right" or message.queue_offset else SUSPEND), planned=True
+        )
+        assert (rig.heard, rig.lying()) == ([[0], [1]], {})
+    rig.broker.close()
 
 
 @pytest.mark.holds("repeat knows what was parked")

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orderedmq.errors import OptionError
 from orderedmq.model import MessageQueue, check_topic, is_parked, is_reserved
 from orderedmq.parking import (
     AT_ONCE,
+    DEAD_LETTERED,
     DROPPED,
     HELD,
     RESTORE_COLUMNS,
     SOURCE_COLUMNS,
     Command,
+    CommandAction,
     Lot,
     Parking,
     Ticket,
     command_rows,
+    corrected,
     delay,
     leader_of,
     parked_queue,
@@ -192,3 +198,105 @@ def test_an_order_changes_the_messages_before_it(action: str, due: list[int], no
     assert lot.keys["a"].due == now_due
     tickets = {one.offset: one.due for _, one in restore(rows, QUEUE, lot)[1]}
     assert tickets == {0: due[0], 1: 5000, 2: due[1], 7: AT_ONCE}
+
+
+PARKED = (Ticket(0, 9, 4, 5000, "no"), Ticket(1, 1, 1, 5000), Ticket(2, 0, 0, AT_ONCE), Ticket(3, 0, 0, AT_ONCE))
+WHEN = "2026-05-06T08:00:00Z"
+
+
+def parked() -> pa.RecordBatch:
+    """Key a has messages 0, 2 and 3, and b has 1."""
+    return to_park(sent("a", "b", "a", "a"), put(*PARKED))
+
+
+def replacing(offset: int, body: bytes = b"right") -> pa.RecordBatch:
+    """A command that replaces the body of a message of key a."""
+    return command_rows([Command("replace", "a", offset, corrected(parked().slice(offset, 1).to_pylist()[0], body, WHEN))])
+
+
+def moved(place: int, rows: pa.RecordBatch) -> pa.RecordBatch:
+    """The only one of ``rows`` as a task parks it again from ``place``."""
+    columns = {"message_id": ["other"], "born_timestamp": [None], "store_timestamp": [None]}
+    for name, values in columns.items():
+        rows = rows.append_column(name, pa.array(values, MESSAGE_SCHEMA.field(name).type))
+    ticket = Ticket.from_properties(dict(rows.column("properties")[0].as_py()))
+    return to_park(rows, [Parking(LOT, place, replace(ticket, attempts=ticket.attempts + 1, due=7000))])
+
+
+def returned(*parts: pa.RecordBatch, begin: int = 0) -> list[tuple[int, bytes, int, int]]:
+    """For each message of the lot: its offset, its body, its due time, and the place from which it is parked again."""
+    rows = lying(*parts, begin=begin)
+    lot = Lot(begin)
+    for number in range(rows.num_rows):
+        lot.add(rows.slice(number, 1))
+    messages, tickets = restore(rows, QUEUE, lot)
+    return sorted(
+        (ticket.offset, body, ticket.due, place)
+        for body, (place, ticket) in zip(messages.column("body").to_pylist(), tickets, strict=True)
+    )
+
+
+@pytest.mark.parametrize(("action", "due"), [("drop", DROPPED), ("dead_letter", DEAD_LETTERED)])
+def test_a_key_continues_with_its_next_message_when_its_first_one_has_ended(action: CommandAction, due: int) -> None:
+    rest = [(1, b"body 1", 5000, 1), (2, b"body 2", AT_ONCE, 2), (3, b"body 3", AT_ONCE, 3)]
+    assert returned(parked(), command_rows([Command(action, "a", 0)])) == [(0, b"body 0", due, 0), *rest]
+    held = command_rows([Command("hold", "a"), Command(action, "a", 2)])
+    assert returned(parked(), held) == [(0, b"body 0", HELD, 0), rest[0], (2, b"body 2", due, 2), rest[2]]
+    both = command_rows([Command(action, "a", 0), Command(action, "a", 2), Command(action, "a", 3)])
+    lot = Lot(0)
+    lot.add(lying(parked(), both))
+    assert (lot.keys["a"].due, lot.keys["a"].ended, lot.keys["b"].ended) == (due, 3, 0)
+
+
+def test_a_command_for_a_message_of_another_key_or_none_changes_nothing() -> None:
+    other = command_rows([Command("drop", "a", 1), Command("dead_letter", "b", 7), Command("drop", "gone", 0)])
+    assert [due for _, _, due, _ in returned(parked(), other)] == [5000, 5000, AT_ONCE, AT_ONCE]
+
+
+def test_a_replaced_message_keeps_its_place_and_has_the_corrected_body() -> None:
+    assert returned(parked(), replacing(0))[0] == (0, b"right", AT_ONCE, 4)
+    assert returned(parked(), replacing(2))[:3] == [(0, b"body 0", 5000, 0), (1, b"body 1", 5000, 1), (2, b"right", AT_ONCE, 4)]
+    assert returned(parked(), replacing(0), replacing(0, b"again"))[0] == (0, b"again", AT_ONCE, 5)
+    assert returned(parked(), replacing(0), command_rows([Command("drop", "a", 0)]))[0] == (0, b"right", DROPPED, 4)
+    rows = lying(parked(), replacing(0))
+    lot = Lot(0)
+    lot.add(rows)
+    messages, _ = restore(rows, QUEUE, lot)
+    [row] = [row for row in messages.to_pylist() if row["queue_offset"] == 0]
+    assert (row["properties"], row["tags"], row["sharding_key"], row["message_id"], row["reconsume_times"]) == (
+        [("shop", "berlin"), ("ORDEREDMQ_CORRECTED", WHEN)], "paid", "a", "id-0", 9,
+    )  # fmt: skip
+    assert [key for key, one in lot.keys.items() if one.offsets == [0, 2, 3]] == ["a"]
+
+
+def test_a_command_also_applies_to_a_message_that_a_task_moves_when_it_is_given() -> None:
+    """The task has read the lot up to 4. The next one begins there, with the command before the moved message."""
+    late = moved(0, parked().slice(0, 1))
+    for action, due in (("drop", DROPPED), ("dead_letter", DEAD_LETTERED)):
+        assert returned(command_rows([Command(action, "a", 0)]), late, begin=4) == [(0, b"body 0", due, 5)]  # type: ignore[arg-type]
+    assert returned(replacing(0), late, begin=4) == [(0, b"right", AT_ONCE, 4)]
+    # The task was killed, so the next one reads everything again, and moves the message once more before it is killed, too.
+    assert returned(parked(), replacing(0), late)[0] == (0, b"right", AT_ONCE, 4)
+    again = moved(4, replacing(0))
+    assert returned(parked(), replacing(0), late, again)[0] == (0, b"right", AT_ONCE, 6)
+    assert returned(again, begin=6) == [(0, b"right", 7000, 6)]
+
+
+def test_a_command_does_not_apply_to_a_message_that_was_settled_before_it_returned() -> None:
+    later = to_park(sent("a"), put(Ticket(0, 1, 1, 6000)))
+    for command in (command_rows([Command("drop", "a", 0)]), replacing(0)):
+        assert returned(command, later, begin=4) == [(0, b"body 0", 6000, 5)]
+
+
+def test_a_replacement_has_the_ticket_of_its_message_and_leaves_room_for_its_property() -> None:
+    properties = dict(replacing(0).column("properties")[0].as_py())
+    ticket = Ticket.from_properties(properties)
+    assert replace(ticket, message_id="", born=0, stored=0) == replace(PARKED[0], error="")
+    assert (ticket.message_id, ticket.born) == ("id-0", int(BORN.timestamp()) * 1_000_000)
+    assert "OMQ_PARKED_FROM" not in properties, "it is no copy, so its message can still be parked from there"
+
+
+@pytest.mark.parametrize("command", [("replace", "a", 0), ("replace", "a", -1, {}), ("drop", "a", 0, {})])
+def test_only_a_replacement_has_a_message(command: tuple[Any, ...]) -> None:
+    with pytest.raises(OptionError, match="OPTION.INVALID"):
+        Command(*command)

@@ -26,7 +26,9 @@ from orderedmq.cli import app
 from orderedmq.conditions import UnavailableCondition
 from orderedmq.errors import RocketMQUnavailableError
 from orderedmq.model import MessageQueue
+from orderedmq.parking import AT_ONCE
 from orderedmq.schema import PRODUCER_SCHEMA
+from orderedmq.tools.parked import parked_keys, parked_row
 from orderedmq.ui import guard, repairs, server
 from orderedmq.ui.server import url_of
 from orderedmq.ui.shared_look import LEAST, SHARE, UNCHANGED, SharedLook
@@ -253,16 +255,40 @@ def test_parked_keys_show_when_they_are_due_and_are_retried_and_dropped(shop: Sh
     retry = [("action", "retry"), ("key", "orders/embedded/0/k/x"), ("key", "orders/embedded/1/o/5")]
     done = mending.follow(mending.post(f"/groups/{GROUP}/parked/order", retry)).words
     assert "Ordered to retry 2 parked messages of 2 keys: the owner does so in its next micro-batch." in done
-    drop = [("action", "drop"), ("key", "orders/embedded/0/k/y%2F%3Cb%3E%26")]
+    drop = [("action", "drop_all"), ("key", "orders/embedded/0/k/y%2F%3Cb%3E%26")]
     asked = mending.post(f"/groups/{GROUP}/parked/order", drop)
-    assert "Drop 1 parked message of 1 key?" in asked.words
+    assert "Drop 1 parked message of key 'y/<b>&'?" in asked.words
     assert "dropped" not in mending.get(f"/groups/{GROUP}/parked").words
     done = mending.follow(mending.post(f"/groups/{GROUP}/parked/order", [*drop, ("sure", "yes")])).words
-    assert "Ordered to drop 1 parked message of 1 key" in done
+    assert "Ordered to drop 1 parked message of key 'y/<b>&'" in done
     said = until(lambda: (words := mending.get(f"/groups/{GROUP}/parked").words) and "dropped" in words and words)
     assert "x orders/0 1 now 2 " in said
     again = mending.post(f"/groups/{GROUP}/parked/order", [*drop, ("sure", "yes")])
-    assert (again.status, "dropped before" in again.words) == (409, True)
+    assert (again.status, "dropped or made a dead letter before" in again.words) == (409, True)
+
+
+@pytest.mark.parametrize("action", ["drop", "dead_letter", "replace"])
+def test_the_first_message_of_a_parked_key_is_decided_after_a_question_that_shows_it(
+    shop: Shop, mending: Served, action: str
+) -> None:
+    shop.park(2, 0)
+    shop.park(2, 3)
+    order = f"/groups/{GROUP}/parked/order"
+    fields = [("action", action), ("key", "orders/embedded/2/k/x")]
+    asked = mending.post(order, fields)
+    assert "message 0 of key 'x'?" in asked.words
+    assert ("2-0" in asked.text) == (action == "replace"), "the former body can be edited"
+    assert re.findall(r'name="(action|offset)" value="(\w+)"', asked.text) == [("action", action), ("offset", "0")]
+    sure = [*fields, ("sure", "yes"), ("offset", "0"), *([("body", "right\r\nnow")] if action == "replace" else [])]
+    done = mending.follow(mending.post(order, sure)).words
+    assert "message 0 of key 'x': the owner does so in its next micro-batch." in done
+    [key] = parked_keys(shop.broker, GROUP)
+    assert (key.offset, key.ticket.due, key.messages) == ((0, AT_ONCE, 2) if action == "replace" else (3, AT_ONCE, 1))
+    if action == "replace":
+        assert parked_row(shop.broker, GROUP, [key])["body"] == b"right\nnow"
+    else:
+        again = mending.post(order, sure)
+        assert (again.status, "offset 0" in again.words) == (409, True), "not the message that is the first one now"
 
 
 def test_an_order_is_not_given_if_the_owners_cannot_be_asked(

@@ -296,6 +296,11 @@ ROLES: dict[str, Role] = {
     "parked drop": Role(
         ("`parked list", "`parked retry"), with_a_held_message(beside("parked", "drop", "NAME", "--all", "--yes")), "billing"
     ),
+    "parked replace": Role(
+        ("`parked list", "`parked retry"),
+        with_a_held_message(beside("parked", "replace", "NAME", "--offset", "0", "--body", "b", "--yes")),
+        "billing",
+    ),
     "lock release": Role(("`lock release",), beside("lock", "release", "NAME", "--force"), "billing"),
     "dlq list": Role(("`dlq list",), run("dlq", "list", "returns"), "billing"),
     "dlq replay": Role(
@@ -315,7 +320,16 @@ FIXED = {
 #: Rights that 4.9 does not check, because it ignores them for SEND_BATCH_MESSAGE.
 UNCHECKED = {
     ("4.9.7", who, "PUB")
-    for who in ("write", "produce", "produce to a new topic", "dlq replay", "parked hold", "parked retry", "parked drop")
+    for who in (
+        "write",
+        "produce",
+        "produce to a new topic",
+        "dlq replay",
+        "parked hold",
+        "parked retry",
+        "parked drop",
+        "parked replace",
+    )
 }
 
 
