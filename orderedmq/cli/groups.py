@@ -140,7 +140,7 @@ def list_groups(
                     "topics": sorted({state.queue.topic for state in queues}),
                     "queues": len(queues),
                     "lag": sum(state.lag for state in queues),
-                    "owned_queues": sum(state.lock is not None for state in queues),
+                    "owned_queues": sum(state.owned for state in queues),
                     "alive": any(state.lock is not None and state.lock.alive for state in queues),
                 }
             )

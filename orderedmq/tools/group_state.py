@@ -25,7 +25,7 @@ RATE_WINDOW: Final = 10.0
 
 @dataclass(frozen=True)
 class GroupQueue:
-    """A group's state in one queue. ``offset`` None: the group has not committed. ``lock`` None: the queue has no owner.
+    """A group's state in one queue. ``offset`` None: the group has not committed. ``lock`` None: nobody holds the queue's lock.
 
     ``begin``: the offset of the queue's first message. ``gone``: unprocessed messages that retention has deleted. ``progress``: how many of
     the messages that ``lag`` counts the listener of the running micro-batch is done with. ``waits``: which queues hold this one up since its
@@ -41,6 +41,11 @@ class GroupQueue:
     lock: LockInfo | None
     progress: int = 0
     waits: str | None = None
+
+    @property
+    def owned(self) -> bool:
+        """Whether the queue's lock is held, and its owner is not known to be dead."""
+        return self.lock is not None and self.lock.alive is not False
 
     @property
     def gone(self) -> int:

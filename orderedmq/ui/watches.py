@@ -77,14 +77,12 @@ class GroupNow:
 
     @cached_property
     def owned(self) -> list[QueueNow]:
-        return [queue for queue in self.queues if queue.state.lock is not None]
+        return [queue for queue in self.queues if queue.state.owned]
 
     @cached_property
     def left_alone(self) -> list[QueueNow]:
         """The queues that have a lag and whose owner is missing or dead."""
-        return [
-            queue for queue in self.queues if queue.state.lag and (queue.state.lock is None or queue.state.lock.alive is False)
-        ]
+        return [queue for queue in self.queues if queue.state.lag and not queue.state.owned]
 
     @cached_property
     def owned_by(self) -> Counter[str]:

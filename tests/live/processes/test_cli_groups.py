@@ -141,6 +141,7 @@ def test_describe_shows_members_and_queues(run: Run, text: Run, broker: Broker) 
     broker.groups.leave(first_member)
     broker.groups.leave(second_member)
     assert [row["alive"] for row in run("group", "describe", "g")] == [False, False]
+    assert [(row["owned_queues"], row["alive"]) for row in run("group", "list")] == [(0, False)]
     assert "has no members now" in text("group", "describe", "g")
 
 
