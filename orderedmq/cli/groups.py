@@ -219,7 +219,8 @@ def seek(
     The command is refused while a query is at work in the group. It is also refused if messages of these queues are parked, unless
     --parked says what to do with them.
 
-    A query that restarts after a seek resumes at the new offsets in these queues, and at the offsets in its checkpoint in all others.
+    A query that restarts after a seek resumes at the new offsets in these queues, and at the offsets in its checkpoint in all others. With
+    --topic or offsets, a group that has never run is created, so that its first query begins there.
     """
     check_group(group)
     for name in topic or ():
@@ -250,6 +251,8 @@ def _show_sought(shell: Shell, group: str, sought: Sought, dry_run: bool, copied
     )
     title = f"group {group} would move to" if dry_run else f"group {group}"
     shell.show(rows, columns, title=title, none="no queues")
+    if not sought.old:
+        shell.note(f"group {group} had no offsets in these queues")
     if copied_at is not None and not shell.json:
         shell.say(f"copied at {copied_at}")
 

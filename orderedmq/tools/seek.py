@@ -15,7 +15,7 @@ from orderedmq.conditions import OffsetCondition, OptionCondition
 from orderedmq.errors import GroupError, OffsetError, OptionError, no_such_offset, no_such_queue
 from orderedmq.model import LAST_MS, MessageQueue, check_group
 from orderedmq.options.values import EARLIEST, LATEST, OFFSETS_EXAMPLE, invalid, parse_offsets_json, parse_timestamp, shown
-from orderedmq.parking import AtSeek, copy_with_parked, is_parking_lot, leader_of, origin, seek_with_parked
+from orderedmq.parking import AtSeek, copy_with_parked, is_parking_lot, origin, seek_with_parked
 from orderedmq.tools.group_state import own_offsets
 from orderedmq.tools.parked import LotReader
 
@@ -54,13 +54,12 @@ def seek(
     force: bool,
     parked: AtSeek,
     dry_run: bool,
-    new: bool = False,
 ) -> Sought:
     """Set the group's offsets to ``target``. ``dry_run``: change nothing and return what would be set, with the same checks and errors.
 
-    ``new``: the group need not exist if ``target`` is JSON. Raises the errors of `queues_to_seek`, `resolve` and `Admin.seek`.
+    A group that does not exist is created. Raises the errors of `queues_to_seek`, `resolve` and `Admin.seek`.
     """
-    queues = queues_to_seek(broker, group, target, topics, new=new)
+    queues = queues_to_seek(broker, group, target, topics)
     offsets = resolve(broker.log.reading(PullSettings(group)), target, queues)
     old = broker.groups.offsets(group, queues)
     if not dry_run:
@@ -116,7 +115,6 @@ def copy_offsets(
         force=force,
         parked=parked,
         dry_run=dry_run,
-        new=True,
     )
 
 
@@ -145,13 +143,12 @@ def parse_target(text: str, option: str) -> Target:
         ) from error
 
 
-def queues_to_seek(broker: Broker, group: str, target: Target, topics: Sequence[str], *, new: bool) -> list[MessageQueue]:
+def queues_to_seek(broker: Broker, group: str, target: Target, topics: Sequence[str]) -> list[MessageQueue]:
     """Return the queues that JSON names; else all queues of ``topics``; else all queues of the topics in which the group has offsets.
 
-    The last case leaves out the group's parking lots. ``new``: see `seek`. Raises GroupError MISSING; TopicError MISSING,
-    NO_SUCH_QUEUE, or RESERVED for a parking lot; OptionError CONFLICT or MISSING.
+    The last case leaves out the group's parking lots, and raises GroupError MISSING if the group does not exist. Raises TopicError
+    MISSING, NO_SUCH_QUEUE, or RESERVED for a parking lot; OptionError CONFLICT or MISSING.
     """
-    offsets = {} if new and target.offsets is not None else broker.admin.group_offsets(group)
     if target.offsets is not None:
         if topics:
             raise OptionError(OptionCondition.CONFLICT, "option --to as JSON names its topics itself. Drop --topic")
@@ -159,7 +156,7 @@ def queues_to_seek(broker: Broker, group: str, target: Target, topics: Sequence[
             refuse_lot(group, queue.topic)
             check_queue(broker.log, queue)
         return sorted(target.offsets)
-    names = list(topics) or sorted({queue.topic for queue in offsets if leader_of(group, queue) == queue})
+    names = list(topics) or sorted({queue.topic for queue in own_offsets(broker, group)})
     if not names:
         raise OptionError(
             OptionCondition.MISSING, f"group {group!r} has no offsets yet, so its topics are unknown. Give --topic"

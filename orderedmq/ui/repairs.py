@@ -223,9 +223,7 @@ class Repairs:
             raise OptionError(
                 OptionCondition.INVALID, "this form has no offsets for another group. Go back and show what would change"
             )
-        sought = seek(
-            self._site.broker, target, offsets, [], force=_force(form.one), parked=_parked(form.one), dry_run=False, new=True
-        )
+        sought = seek(self._site.broker, target, offsets, [], force=_force(form.one), parked=_parked(form.one), dry_run=False)
         return self._done(target, sought)
 
     def _plan(self, group: str, fields: Mapping[str, str], plan: Sought | None) -> dict[str, Any]:

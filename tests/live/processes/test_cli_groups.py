@@ -213,6 +213,14 @@ def test_a_refused_seek_changes_no_offset(run: Run, broker: Broker, arguments: l
     assert broker.admin.group_offsets("g") == {first: 2}
 
 
+@pytest.mark.parametrize("where", [["--to", "latest", "--topic", "a"], ["--to", '{"a": {"embedded": {"0": 3, "1": 3}}}']])
+def test_a_group_that_has_never_run_gets_its_first_offsets(run: Run, text: Run, broker: Broker, where: list[str]) -> None:
+    assert [(row["old"], row["new"]) for row in run("group", "seek", "first", *where, "--dry-run")] == [(None, 3), (None, 3)]
+    assert broker.admin.groups() == []
+    assert "group first had no offsets in these queues" in text("group", "seek", "first", *where)
+    assert list(broker.admin.group_offsets("first").values()) == [3, 3]
+
+
 def test_a_dry_run_of_a_seek_changes_nothing(run: Run, text: Run, broker: Broker) -> None:
     first = broker.log.queues("a")[0]
     commit(broker, "g", {first: 2})
