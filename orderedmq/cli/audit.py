@@ -79,8 +79,8 @@ def compare(
     A key is in order if the first occurrences of its messages in ACTUAL have the same order as in EXPECTED. Queues are not compared, so
     a message may be in another queue, and the topics may have different numbers of queues.
 
-    In JSON, extra counts unexpected messages, moved messages under another key, and lost_at_end the lost messages without a later message
-    of their key in ACTUAL.
+    Messages at the end of a queue of EXPECTED, after the last one that ACTUAL has, are "not yet" there, which also gives the exit code 1.
+    In JSON, extra counts unexpected messages, and moved messages under another key.
     """
     # Imported here, because pyarrow's datasets import pandas, which would make --help half a second slower.
     from orderedmq.tools.audit import audit, require_duckdb
@@ -111,7 +111,7 @@ def compare(
             OptionCondition.CONFLICT, "options --id-column and --order-column are for tables, but both sides are topics"
         )
     with shell.broker() as broker:
-        # Read the ends of ACTUAL first, so that a message that arrives between the two reads is reported as lost, and never as unexpected.
+        # Read the ends of ACTUAL first, so that a message that arrives between the two reads is "not yet" there, and never unexpected.
         second = side(actual, broker)
         first = side(expected, broker)
         with shell.progress("comparing", first.messages + second.messages) as bar:

@@ -90,12 +90,12 @@ def demo(
     play.tidy()
     audit = _step(shell, "auditing", play.audit)
     result = play.verify()
-    good = audit.ok and not result.different
+    good, absent = audit.ok and not result.different, audit.lost + audit.not_yet
     _tell(
         shell,
         "audited",
         audit.to_dict() | asdict(result) | {"ok": good},
-        f"{audit.lost:,} lost, {audit.duplicated:,} duplicated, {audit.out_of_order:,} out of order, of {audit.expected.messages:,} events",
+        f"{absent:,} lost, {audit.duplicated:,} duplicated, {audit.out_of_order:,} out of order, of {audit.expected.messages:,} events",
         None,
     )
     _close(shell, play, audit, result)
