@@ -1,4 +1,5 @@
-"""Helpers to test pipelines: a temporary store, queries that run to their end or are killed in a micro-batch, and calls that fail once.
+"""Helpers to test pipelines: a temporary store, queries that run to their end or are killed in a micro-batch, calls that fail once,
+and a judge of histories.
 
 pytest users get a `TemporaryStore` from the fixture ``orderedmq_store`` and a Spark session from ``orderedmq_spark``
 (pytest_orderedmq.py). The guide is docs/guides/testing.md. No other part of the package imports this one.
@@ -11,15 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from orderedmq.testing.failures import FailedOnce
+    from orderedmq.testing.history import Anomaly, judge
     from orderedmq.testing.queries import QueryTestError
     from orderedmq.testing.store import TemporaryStore
 
-__all__ = ["FailedOnce", "QueryTestError", "TemporaryStore"]
+__all__ = ["Anomaly", "FailedOnce", "QueryTestError", "TemporaryStore", "judge"]
 
 _HOMES = {
+    "Anomaly": "orderedmq.testing.history",
     "FailedOnce": "orderedmq.testing.failures",
     "QueryTestError": "orderedmq.testing.queries",
     "TemporaryStore": "orderedmq.testing.store",
+    "judge": "orderedmq.testing.history",
 }
 
 

@@ -425,7 +425,6 @@ class Simulation:
     def _heal(self) -> None:
         """End all faults. The remaining queries must soon own the queues that the strategy gives them, and drain these."""
         self.world.note("everything heals")
-        self.world.history.append({"event": "heal"})
         self.network.mishap, self.network.overlap = 0.0, 0.03
         keys = self.scenario.kind.keys
         if keys is not None and (keys.room < 1000 or keys.settings.max_reconsume_times < 0):

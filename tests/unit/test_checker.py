@@ -54,7 +54,6 @@ THREE = [send(0), send(1), send(2)]
         pytest.param([*THREE, deliver(0, 1), commit(3, 1)], {"lost"}, id="committed past it"),
         pytest.param([*THREE, deliver(0, 2)], {"lost", "skip"}, id="in the middle of a key"),
         pytest.param([*THREE, deliver(0, 1), offset(2)], {"unseen"}, id="at the end"),
-        pytest.param([*THREE, {"event": "heal"}, deliver(0, 1)], {"stuck"}, id="after a heal"),
         pytest.param([*THREE, deliver(0, 1, 1, 2)], {"duplicate"}, id="twice in a batch"),
         pytest.param([*THREE, deliver(0, 1), deliver(0, 1), deliver(2)], {"duplicate"}, id="a batch twice"),
         pytest.param([*THREE, deliver(0, 1, 2), deliver(0, lane="x")], {"duplicate"}, id="twice in two lanes"),
