@@ -17,7 +17,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 from orderedmq.java import ensure_java
-from tests import quick_spark, report
+from tests import evidence, quick_spark, report
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -60,6 +60,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "spark: the test starts a Spark driver or uses the shared session")
     config.addinivalue_line("markers", "rocketmq: the test needs real RocketMQ servers")
     config.addinivalue_line("markers", "holds(promise, ...): the test checks these promises of docs/promises.md")
+    config.addinivalue_line("markers", "fault(kind, broker): the test meets this fault, and notes counts (tests/evidence.py)")
     config.addinivalue_line("markers", "nightly: the test runs only with --nightly, which make test-all uses")
 
 
@@ -67,6 +68,16 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     """Mark the tests that use the shared session. In folders where every test starts Spark, the tests are marked there."""
     if "spark" in getattr(item, "fixturenames", ()):
         item.add_marker(pytest.mark.spark)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Add the counts that the test notes to its report."""
+    evidence.begin()
+    try:
+        yield
+    finally:
+        item.user_properties += evidence.noted()
 
 
 @pytest.hookimpl(trylast=True)

@@ -32,6 +32,11 @@ def allowed(marks: Sequence[str], all_marks: Sequence[str]) -> list[State]:
     return out
 
 
+def messages(state: State) -> int:
+    """Return the number of messages in a state. Of a queue it has the incarnation, the bounds and the bodies."""
+    return sum(len(content) - 2 for name, content in (state or {}).items() if not name.startswith("group "))
+
+
 def allowed_copy(marks: Sequence[str], all_marks: Sequence[str]) -> list[State]:
     """Return the allowed states of the copy: no copy, or the state of the store when the copy was made."""
     made = next(mark for mark in map(json.loads, all_marks) if mark.get("end") == "snapshot" and mark["error"] is None)

@@ -19,10 +19,11 @@ import pytest
 
 from orderedmq.embedded.check import check
 from orderedmq.embedded.store import store_lock
+from tests import evidence
 from tests.memory import folder_in_memory
 from tests.power import failed_sync
 from tests.power.crash import states
-from tests.power.judge import allowed, allowed_copy, findings
+from tests.power.judge import allowed, allowed_copy, findings, messages
 from tests.power.recorder import Event, Mark, Sync, Write, record
 from tests.power.workload import BUGS, COPY, STORE
 
@@ -63,22 +64,32 @@ def recorded(
     return base, record(command, base, failing=failing)
 
 
-def tried(folder: Path, base: Path, events: Sequence[Event], seeds: Sequence[int]) -> Iterator[tuple[int, list[str]]]:
-    """Yield each seed with the errors in its state."""
+def tried(folder: Path, base: Path, events: Sequence[Event], seeds: Sequence[int]) -> Iterator[tuple[int, int, list[str]]]:
+    """Yield each seed with the number of messages that had been acknowledged in its state, and the errors in it."""
     marks = [event.text for event in events if isinstance(event, Mark)]
     place = folder / "state"
     for seed, random, disk, under_way in states(events, base, seeds):
         shutil.rmtree(place, ignore_errors=True)
         disk.after_loss(place, random, under_way)
-        found = findings(place / STORE, allowed(disk.marks, marks))
-        yield seed, [*found, *findings(place / COPY, allowed_copy(disk.marks, marks))]
+        rights = allowed(disk.marks, marks)
+        found = findings(place / STORE, rights)
+        yield seed, messages(rights[0]), [*found, *findings(place / COPY, allowed_copy(disk.marks, marks))]
 
 
+def wrong_states(folder: Path, base: Path, events: Sequence[Event], seeds: Sequence[int]) -> dict[int, list[str]]:
+    """Return the seeds of wrong states with the errors in them."""
+    trials = list(tried(folder, base, events, seeds))
+    wrong = {seed: found for seed, _, found in trials if found}
+    evidence.note(base.name, runs=len(trials), acknowledged=sum(count for _, count, _ in trials), wrong=len(wrong))
+    return wrong
+
+
+@pytest.mark.fault("loss of power", "embedded")
 @pytest.mark.holds("loss of power")
 @pytest.mark.timeout(3600)
 def test_after_a_loss_of_power_there_is_what_was_acknowledged_and_nothing_else(folder: Path, sound, nightly: bool):
     base, events = sound
-    wrong = {seed: found for seed, found in tried(folder, base, events, range(MANY if nightly else FEW)) if found}
+    wrong = wrong_states(folder, base, events, range(MANY if nightly else FEW))
     assert not wrong, f"{len(wrong)} states are wrong, for example {list(wrong.items())[:3]}"
 
 
@@ -100,6 +111,7 @@ def outcomes(events: Sequence[Event]) -> list[dict[str, Any]]:
     return [mark for mark in marks if "end" in mark]
 
 
+@pytest.mark.fault("failed sync", "embedded")
 @pytest.mark.holds("loss of power")
 @pytest.mark.timeout(7200)
 def test_after_a_failed_sync_nothing_is_acknowledged_that_is_not_on_the_disk(folder: Path, sound, nightly: bool):
@@ -112,7 +124,7 @@ def test_after_a_failed_sync_nothing_is_acknowledged_that_is_not_on_the_disk(fol
             assert sum(isinstance(event, Sync) and event.failed for event in failed) == 1, failing
             for one in outcomes(failed):
                 assert one["error"] is None or (one["error"] == "ORDEREDMQ_STORE.IO" and not one["again"]), (failing, one)
-            wrong = {seed: found for seed, found in tried(folder, base, failed, range(AFTER_FAILURE)) if found}
+            wrong = wrong_states(folder, base, failed, range(AFTER_FAILURE))
             assert not wrong, f"{failing}: {len(wrong)} states are wrong, for example {list(wrong.items())[:3]}"
             shutil.rmtree(base)
 
@@ -124,14 +136,19 @@ def after_a_kill(folder: Path, *bug: str) -> dict[int, list[str]]:
     )
     assert sum(isinstance(event, Sync) and event.failed for event in events) == 1
     marks = [event.text for event in events if isinstance(event, Mark)]
-    place, wrong = folder / "state", {}
+    place, wrong, acknowledged = folder / "state", {}, 0
     for seed, random, disk, under_way in states(events, base, range(ENOUGH)):
         shutil.rmtree(place, ignore_errors=True)
         disk.after_loss(place, random, under_way)
-        wrong[seed] = findings(place / STORE, allowed(disk.marks, marks))
-    return {seed: found for seed, found in wrong.items() if found}
+        must, *_ = rights = allowed(disk.marks, marks)
+        acknowledged += messages(must)
+        if found := findings(place / STORE, rights):
+            wrong[seed] = found
+    evidence.note(base.name, runs=ENOUGH, acknowledged=acknowledged, wrong=len(wrong))
+    return wrong
 
 
+@pytest.mark.fault("failed sync", "embedded")
 @pytest.mark.holds("loss of power")
 def test_nothing_is_acknowledged_after_a_commit_that_a_killed_process_could_not_sync(folder: Path) -> None:
     """The next process finds the commit in the system's cache, but it is not on the disk. What follows it must not be lost with it."""
@@ -144,6 +161,7 @@ def test_a_planted_bug_after_a_failed_sync_is_found(folder: Path, bug: str) -> N
     assert after_a_kill(folder, bug)
 
 
+@pytest.mark.fault("full disk", "embedded")
 @pytest.mark.holds("kill -9")
 @pytest.mark.timeout(7200)
 def test_a_disk_that_is_full_at_one_write_says_so_changes_nothing_and_works_once_there_is_room(
@@ -164,6 +182,7 @@ def test_a_disk_that_is_full_at_one_write_says_so_changes_nothing_and_works_once
                     assert (one["error"], one["again"], one["state"]) == ("ORDEREDMQ_STORE.FULL", False, before), (failing, one)
                 before = one["state"]
             assert check(base / STORE) == check(base / COPY) == [], failing
+            evidence.note(failing, acknowledged=messages(before))
             shutil.rmtree(base)
 
 
@@ -186,4 +205,4 @@ def test_a_small_micro_batch_and_a_send_are_one_commit_each(folder: Path) -> Non
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_planted_bug_is_found(folder: Path, bug: str):
     base, events = recorded(folder, bug.replace(" ", "-"), bug)
-    assert any(found for _, found in tried(folder, base, events, range(ENOUGH)))
+    assert any(found for *_, found in tried(folder, base, events, range(ENOUGH)))

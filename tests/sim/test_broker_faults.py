@@ -16,6 +16,7 @@ from orderedmq.rocketmq.group.groups import RocketMQGroups
 from orderedmq.rocketmq.group.locks import Commits
 from orderedmq.rocketmq.group.offsets import GroupOffsets
 from orderedmq.rocketmq.group.roster import Roster
+from tests import evidence
 from tests.sim.broker_faults import Simulation, violation
 
 #: The number of seeds in the fast tier and in the long one.
@@ -85,13 +86,16 @@ BUGS: Final[dict[Callable[[], AbstractContextManager[Any]], int]] = {
 }
 
 
+@pytest.mark.fault("all at random, simulated", "RocketMQ")
 @pytest.mark.holds("one owner", "late renewal", "group offset")
 @pytest.mark.timeout(1800)
 def test_a_group_keeps_its_promises_whatever_happens_to_its_broker(nightly: bool) -> None:
-    for seed in range(MANY_SEEDS if nightly else SEEDS):
+    seeds = range(MANY_SEEDS if nightly else SEEDS)
+    for seed in seeds:
         simulation = Simulation(seed)
         found = violation(simulation)
         assert found is None, f"seed {seed}: {found}\n" + "\n".join(simulation.trace[-80:])
+    evidence.note(runs=len(seeds))
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)

@@ -10,6 +10,7 @@ from itertools import product
 
 import pytest
 
+from tests import evidence
 from tests.sim.key_judge import REACHED
 from tests.sim.runs import Many, Report, command, run, trace
 from tests.sim.simulation import STEPS, Scenario
@@ -23,6 +24,7 @@ RARE = ("lot in another order",)
 
 
 # 10,000 seeds took 507 s on a busy machine.
+@pytest.mark.fault("all at random, simulated", "embedded")
 @pytest.mark.holds("no overtaking", "order per key", "final dead letter")
 @pytest.mark.timeout(1800)
 def test_queries_of_a_group_process_every_queue_once_and_in_order_whatever_happens(pytestconfig, nightly: bool, capsys):
@@ -32,6 +34,7 @@ def test_queries_of_a_group_process_every_queue_once_and_in_order_whatever_happe
     assert not missed or count < SEEDS, f"these events never happened in listeners with order per key: {', '.join(missed)}"
 
 
+@pytest.mark.fault("all at random, simulated", "embedded")
 @pytest.mark.holds("resize", "order per key")
 @pytest.mark.timeout(1800)
 def test_keys_keep_their_order_whatever_happens_while_their_topic_is_resized(pytestconfig, nightly: bool, capsys):
@@ -51,6 +54,7 @@ def simulate(seeds: range, capsys: pytest.CaptureFixture[str], *, resizing: bool
         if len(total.failures) > 20:
             break
     running.close()
+    evidence.note(runs=total.seeds, acknowledged=total.messages, wrong=len(total.failures))
     with capsys.disabled():
         print(f"\nsimulation: {total}\norder per key: {total.keys()}")
     if total.failures:

@@ -38,6 +38,7 @@ from orderedmq.rocketmq.wire.namespaces import NO_NAMESPACES, Namespaces
 from orderedmq.rocketmq.wire.pull_frames import PullTemplate
 from orderedmq.rocketmq.wire.request import Request
 from orderedmq.rows.filters import Filter
+from tests import evidence
 from tests.stored_messages import V2, Stored
 
 QUEUE = MessageQueue("orders", "broker-a", 3)
@@ -792,6 +793,7 @@ FOREIGN: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.fault("lying broker")
 @pytest.mark.holds("foreign answer")
 @pytest.mark.parametrize("what", FOREIGN)
 @pytest.mark.parametrize("count", [1, 32, 320], ids=["one message", "one answer", "many answers"])
@@ -799,7 +801,8 @@ def test_a_message_of_another_queue_is_an_error_and_never_a_row(count: int, what
     broker = FilteringBroker(dict.fromkeys(range(10, 330), "a"), 10, 330)
     puller = puller_of(broker)
     assert puller.pull(QUEUE, 10, 320, 1 << 40, COLUMNS).num_rows == 320
-    for place in {10, 10 + count // 2, 10 + count - 1}:
+    places = {10, 10 + count // 2, 10 + count - 1}
+    for place in places:
         broker.changed = {place: FOREIGN[what]}
         for pull in (
             partial(puller.pull, QUEUE, 10, count, 1 << 40, COLUMNS),
@@ -814,6 +817,7 @@ def test_a_message_of_another_queue_is_an_error_and_never_a_row(count: int, what
             assert where in caught.value.message
     broker.changed = {}
     assert everything(puller, 10) == list(range(10, 330))
+    evidence.note(runs=3 * len(places))
 
 
 @pytest.mark.holds("foreign answer")

@@ -49,6 +49,7 @@ def endure(place: Place, folder: Path) -> None:
         storm.settle()
 
 
+@pytest.mark.fault("topology", "RocketMQ")
 @pytest.mark.nightly
 @pytest.mark.holds("sink once", "source to sink once")
 @pytest.mark.timeout(SECONDS + 1200)

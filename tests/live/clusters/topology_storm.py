@@ -36,6 +36,7 @@ from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.wire.codes import RequestCode
 from orderedmq.rocketmq.wire.request import Request, ignore_answer
 from orderedmq.tools.producer import Producer
+from tests import evidence
 from tests.live.clusters.accounts import ADMIN, Accounts, Right
 from tests.live.clusters.topology_judge import Copied, judge
 from tests.live.rocketmq.rocketmq_proxy import ProxyServer
@@ -415,6 +416,14 @@ class Storm:
         verdict = judge(originals, copies)
         lost = set(self.acknowledged) - set(originals.values())
         counts = {name: len(places) for name, places in verdict._asdict().items()}
+        evidence.note(
+            runs=self.faults.total(),
+            acknowledged=len(self.acknowledged),
+            lost=len(lost) + len(verdict.missing),
+            twice=len(verdict.twice),
+            disordered=len(verdict.disordered) + len(verdict.split),
+            wrong=len(verdict.unsent),
+        )
         wrong = [failure for failure in self.query.failures if WRONG.search(failure) or "ORDEREDMQ" not in failure]
         wrong += [condition for condition in self.refusals if WRONG.search(condition)]
         conditions = Counter(

@@ -19,7 +19,7 @@ from orderedmq.broker import Broker, LockInfo
 from orderedmq.embedded.check import check
 from orderedmq.errors import GroupError
 from orderedmq.model import MessageQueue
-from tests import checker
+from tests import checker, evidence
 from tests.live.faults import queries
 from tests.live.faults.drivers import Driver
 from tests.live.faults.faulty import FaultySource
@@ -166,7 +166,10 @@ class StoreWorld:
         history = sorted([*self.observer.events, *self.points.history()], key=lambda event: event["at"])
         end = {"at": time.monotonic_ns()}
         dump = [*checker.sent(self.broker, "in"), *checker.delivered(self.broker, "out"), *checker.offsets(self.broker, group)]
-        assert checker.judge([*more, *history, *({**event, **end} for event in dump)], drained=drained) == []
+        whole = [*more, *history, *({**event, **end} for event in dump)]
+        anomalies = checker.judge(whole, drained=drained)
+        evidence.note_history(self, whole, anomalies)
+        assert anomalies == []
         if drained:
             ends = {queue.queue_id: at.max_offset for queue, at in self.broker.log.bounds(self.queues).items()}
             assert self.group_at(group) == ends

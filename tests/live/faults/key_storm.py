@@ -23,6 +23,7 @@ from orderedmq.broker import Broker
 from orderedmq.errors import TopicError
 from orderedmq.model import MessageQueue
 from orderedmq.parking import Command
+from tests import evidence
 from tests.live.faults.drivers import WORKER, Driver, send
 from tests.live.faults.key_listener import CALLS, MOODY, POISON, at_work, judge, read_lot
 
@@ -110,6 +111,7 @@ class Storm:
             for driver in self.drivers:
                 driver.close()
         seen = judge(self.world.broker, self.world.group, self.world.queues, self.folder)
+        evidence.note(runs=self.killed.total(), acknowledged=seen["messages"])
         print(f"\nkilled {dict(self.killed)}, queries failed {self.failed}: {dict(seen)}")
         # Some kills hit a running micro-batch.
         assert seen["repeats"] > 0

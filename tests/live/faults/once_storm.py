@@ -17,6 +17,7 @@ from typing import Final
 import pyarrow as pa
 
 from orderedmq.model import MessageQueue
+from tests import evidence
 from tests.live.faults.drivers import JVM, RUNNER, WORKER, Driver
 from tests.live.faults.key_storm import StormWorld
 from tests.live.faults.once_loop import LoopDriver
@@ -76,7 +77,11 @@ class OnceStorm:
     def judge(self) -> None:
         """Assert that each table has each message once, those of a queue in their order."""
         ends = {queue.queue_id: end for queue, end in self._ends().items()}
-        for name, queues in self._tables.appended().items():
+        appended = self._tables.appended()
+        sent = {(name, queue_id): range(end) for name in appended for queue_id, end in ends.items()}
+        rows = {(name, queue_id): offsets for name, queues in appended.items() for queue_id, offsets in queues.items()}
+        evidence.note_lists(sent, rows, runs=self.counts.total() - self.counts["failed"])
+        for name, queues in appended.items():
             for queue_id, end in ends.items():
                 assert queues.get(queue_id, []) == list(range(end)), f"{name}, queue {queue_id}, {self.counts}"
         print(f"\n{dict(self.counts)}, {sum(ends.values())} messages")

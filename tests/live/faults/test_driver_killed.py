@@ -116,6 +116,7 @@ def killed(worlds: Callable[..., World], drivers: Callable[..., Driver], nightly
         case.world.points.release_all()
 
 
+@pytest.mark.fault("killed process", "embedded")
 @pytest.mark.holds("source to sink once")
 @pytest.mark.parametrize("point", POINTS)
 def test_a_driver_killed_in_a_batch_is_replaced_without_loss_or_repeat(point: str, killed: dict[str, Killed]) -> None:
@@ -143,6 +144,7 @@ def test_a_driver_killed_in_a_batch_is_replaced_without_loss_or_repeat(point: st
     assert world.tokens() == 0
 
 
+@pytest.mark.fault("killed process", "embedded")
 @pytest.mark.holds("source to sink once")
 def test_a_late_commit_of_the_killed_run_is_refused_while_the_next_run_is_at_work(killed: dict[str, Killed]) -> None:
     case = killed[LATE]
@@ -182,6 +184,7 @@ def test_another_sink_gets_the_last_batch_again_as_a_whole_and_nothing_else(kill
     assert world.group_at() == {0: 87, 1: 87, 2: 87}
 
 
+@pytest.mark.fault("paused process", "embedded")
 @pytest.mark.holds("former run")
 @pytest.mark.parametrize("name", ["waited for", pytest.param("waited for, exclusive", marks=pytest.mark.nightly)])
 def test_a_restart_waits_for_a_paused_former_run_and_goes_on_by_itself_when_that_ends(
@@ -205,6 +208,7 @@ def test_a_restart_waits_for_a_paused_former_run_and_goes_on_by_itself_when_that
     case.is_exact(query)
 
 
+@pytest.mark.fault("paused process", "embedded")
 @pytest.mark.parametrize("name", ["expired", pytest.param("expired, exclusive", marks=pytest.mark.nightly)])
 def test_a_former_run_that_is_paused_for_longer_than_its_locks_live_is_replaced(name: str, killed: dict[str, Killed]) -> None:
     case = killed[name]

@@ -10,6 +10,7 @@ from tests.live.faults.conftest import World
 from tests.live.faults.key_storm import Storm
 
 
+@pytest.mark.fault("killed process", "embedded")
 @pytest.mark.holds("order per key", "final dead letter")
 @pytest.mark.timeout(300)
 def test_killed_workers_and_drivers_lose_and_reorder_nothing_of_any_key(

@@ -26,6 +26,7 @@ def postgres() -> Iterator[Postgres]:
         yield server
 
 
+@pytest.mark.fault("killed process", "embedded")
 @pytest.mark.holds("tables once")
 @pytest.mark.nightly
 @pytest.mark.timeout(2400)

@@ -8,6 +8,7 @@ from tests.live.faults.conftest import GROUP, World
 from tests.live.faults.drivers import RUNNER, kill_below
 
 
+@pytest.mark.fault("killed process", "embedded")
 @pytest.mark.holds("killed owner")
 def test_a_killed_source_runner_fails_its_query_and_another_query_gets_the_queues_at_once(world: World) -> None:
     world.lives(1000)

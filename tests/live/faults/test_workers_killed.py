@@ -26,6 +26,7 @@ def retrying(worlds: Callable[..., World], lasting: Driver) -> Iterator[Retrying
     assert lasting.stop("retrying")["failure"] is None
 
 
+@pytest.mark.fault("killed process", "embedded")
 @pytest.mark.holds("same key, same queue")
 @pytest.mark.parametrize("point", ["read", "write", "staged"])
 def test_the_task_of_a_killed_worker_is_retried_in_the_same_batch(point: str, retrying: Retrying) -> None:

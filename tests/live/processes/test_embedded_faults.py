@@ -26,6 +26,7 @@ from orderedmq.errors import DataLossError, StoreFullError
 from orderedmq.model import MessageQueue
 from orderedmq.ownership.lock import LockToken
 from orderedmq.parking import Parking, Ticket, parked_queue
+from tests import evidence
 from tests.children import PROCESSES, Child, preload
 from tests.contract.support import BIG, bodies, locked, queues_of, refused, rows, state
 
@@ -52,6 +53,7 @@ def append_for_ever(broker: Broker, pipe: Connection) -> None:
         at = done.end
 
 
+@pytest.mark.fault("killed process", "embedded")
 @pytest.mark.holds("kill -9")
 def test_a_killed_producer_loses_no_acknowledged_message(path: Path, broker: EmbeddedBroker):
     """After each of 20 kills, all acknowledged appends are in the store, and at most one more append."""
@@ -65,7 +67,9 @@ def test_a_killed_producer_loses_no_acknowledged_message(path: Path, broker: Emb
         assert [done.begin for done in heard] == list(range(before, before + 3 * len(heard), 3))
         assert end - heard[-1].end in (0, 3)
         assert check(path) == []
-    assert bodies(broker, queue) == [str(number) for number in range(end)]
+    stored = bodies(broker, queue)
+    evidence.note_lists({queue: [str(number) for number in range(end)]}, {queue: stored}, runs=20)
+    assert stored == [str(number) for number in range(end)]
 
 
 # -- many concurrent processes ----------------------------------------------------------------------------------------------------
@@ -257,11 +261,13 @@ def fill_the_disk(broker: EmbeddedBroker, pipe: Connection, kind: str) -> None:
     pipe.send(check(broker.path))
 
 
+@pytest.mark.fault("full disk", "embedded")
 @pytest.mark.holds("kill -9", "all queues or none")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_full_disk_is_a_named_error_that_changes_nothing_until_there_is_room(path: Path, broker: EmbeddedBroker, kind: str):
     """A full disk is simulated by limiting the size of files that the process may write."""
     assert Child(path, fill_the_disk, kind).end() == [[], "after", []]
+    evidence.note()
 
 
 # -- damage -----------------------------------------------------------------------------------------------------------------------

@@ -36,6 +36,7 @@ from orderedmq.embedded.store.store_lock import StoreLock
 from orderedmq.errors import StoreError
 from orderedmq.model import OffsetRange
 from orderedmq.ownership.micro_batch import SourceRun
+from tests import evidence
 from tests.contract.support import refused, rows
 from tests.memory import folder_in_memory
 from tests.unit.small_store import QUEUES, READS, FixedClock, make, read_all, write_all
@@ -234,6 +235,7 @@ def attempt(world: World, folder: Path, changes: list[Change]) -> tuple[Counter[
     while running:
         running = [one for one in running if one.step()]
     findings = [finding for one in attempts for finding in one.findings]
+    evidence.note((len(changes), changes[0]), runs=len(changes), wrong=len(findings))
     assert not findings, f"{len(findings)} of {len(changes)}:\n" + "\n".join(findings[:40])
     return attempts[0].outcomes + attempts[1].outcomes, [change for one in attempts for change in one.noticed]
 
@@ -256,6 +258,7 @@ def pieces_in_use(world: World, folder: Path) -> list[int]:
     return places
 
 
+@pytest.mark.fault("changed bits", "embedded")
 @pytest.mark.holds("changed bits", "changed body")
 @pytest.mark.timeout(7200)
 def test_a_changed_bit_gives_the_right_answer_or_a_named_error(world: World, folder: Path, nightly: bool):
@@ -274,6 +277,7 @@ def test_a_changed_bit_gives_the_right_answer_or_a_named_error(world: World, fol
     assert seen["named"] > len(places) // 20, seen
 
 
+@pytest.mark.fault("changed bits", "embedded")
 def test_a_sector_or_page_that_is_lost_or_anothers_gives_the_right_answer_or_a_named_error(world: World, folder: Path):
     random = Random(8)
     changes: list[Change] = []
@@ -312,6 +316,7 @@ def look(path: Path, answers: dict[str, Any]) -> Counter[str]:
     return seen
 
 
+@pytest.mark.fault("changed bits", "embedded")
 @pytest.mark.timeout(3600)
 def test_every_byte_of_the_segments_changed_gives_the_right_answer_or_a_named_error(in_segments, nightly: bool):
     """Change the byte at one position in all segments at a time. The check must name each changed file that is in use."""
@@ -319,7 +324,8 @@ def test_every_byte_of_the_segments_changed_gives_the_right_answer_or_a_named_er
     needed = set(contents) - {path / "segments" / name for name in examine(path).unused}
     places = range(max(map(len, contents.values())))
     random = Random(11)
-    for at in places if nightly else sorted(random.sample(places, SAMPLE)):
+    chosen = places if nightly else sorted(random.sample(places, SAMPLE))
+    for at in chosen:
         changed = {file for file, content in contents.items() if at < len(content)}
         for file in changed:
             content = contents[file]
@@ -329,18 +335,22 @@ def test_every_byte_of_the_segments_changed_gives_the_right_answer_or_a_named_er
         assert len(check(path)) == len(changed & needed), (at, check(path))
         for file in changed:
             file.write_bytes(contents[file])
+    evidence.note(runs=len(chosen))
 
 
+@pytest.mark.fault("missing or cut files", "embedded")
 @pytest.mark.timeout(3600)
 def test_segments_that_are_cut_off_anywhere_give_the_right_answer_or_a_named_error(in_segments, nightly: bool):
     path, answers, contents = in_segments
     lengths = range(max(map(len, contents.values())))
-    for length in lengths if nightly else sorted(Random(12).sample(lengths, SAMPLE // 4)):
+    chosen = lengths if nightly else sorted(Random(12).sample(lengths, SAMPLE // 4))
+    for length in chosen:
         for file, content in contents.items():
             file.write_bytes(content[:length])
         look(path, answers)
         cut = {file for file, content in contents.items() if length < len(content)} & set(contents)
         assert bool(check(path)) is any(file.name not in examine(path).unused for file in cut)
+    evidence.note(runs=len(chosen))
 
 
 def test_segments_of_another_store_or_of_each_other_give_a_named_error(in_segments, folder: Path):
@@ -359,6 +369,7 @@ def test_segments_of_another_store_or_of_each_other_give_a_named_error(in_segmen
             file.write_bytes(content)
 
 
+@pytest.mark.fault("missing or cut files", "embedded")
 def test_missing_segments_are_named_and_the_others_can_be_read(in_segments):
     path, answers, contents = in_segments
     for file, content in contents.items():
@@ -371,6 +382,7 @@ def test_missing_segments_are_named_and_the_others_can_be_read(in_segments):
     assert look(path, answers)["ORDEREDMQ_STORE.CORRUPT"] > 3
     assert "folder segments is missing" in check(path)
     shutil.move(path / "elsewhere", path / "segments")
+    evidence.note(runs=len(contents) + 1)
 
 
 # -- kinds of damage ----------------------------------------------------------------------------------------------------------------
@@ -390,6 +402,7 @@ def opened(place: Path) -> Iterator[Store]:
         store.close()
 
 
+@pytest.mark.fault("missing or cut files", "embedded")
 @pytest.mark.parametrize("lost", ["the whole log", "the last transaction"])
 def test_acknowledged_transactions_that_the_log_lacks_are_missed(world: World, place: Path, lost: str):
     """SQLite takes a log that ends early for one that was torn by a loss of power."""
@@ -402,6 +415,7 @@ def test_acknowledged_transactions_that_the_log_lacks_are_missed(world: World, p
         with EmbeddedBroker(place, clock=FixedClock()) as broker, refused("STORE.CORRUPT", f"orderedmq check {place}"):
             broker.log.topics()
     assert any("are missing" in finding for finding in check(place))
+    evidence.note()
 
 
 @pytest.mark.parametrize("table", [table for table in TABLES.values() if table.sealed], ids=lambda table: table.name)

@@ -47,6 +47,7 @@ def world(cluster: Cluster, tmp_path: Path) -> Iterator[World]:
     world.broker.close()
 
 
+@pytest.mark.fault("killed process")
 @pytest.mark.holds("order per key")
 @pytest.mark.nightly
 def test_killed_drivers_and_a_killed_broker_lose_and_reorder_nothing_of_any_key(

@@ -25,6 +25,7 @@ from orderedmq.rocketmq.messages.topic_changes import delete_at_broker
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.wire import message_requests
 from orderedmq.tools.producer import Producer
+from tests import evidence
 from tests.contract.support import rows
 from tests.grow import grow
 from tests.live.rocketmq.group_world import World
@@ -103,6 +104,7 @@ def changed(cluster: Cluster, position: int) -> Iterator[None]:
             flip()
 
 
+@pytest.mark.fault("lying broker")
 @pytest.mark.holds("foreign answer", "changed body")
 def test_a_changed_byte_on_a_brokers_disk_gives_no_row_of_another_queue_and_a_body_can_be_verified(world: World) -> None:
     queue, log = world.queue, world.log
@@ -133,6 +135,7 @@ def test_a_changed_byte_on_a_brokers_disk_gives_no_row_of_another_queue_and_a_bo
                 with pytest.raises(ProtocolError, match=f"a pull of queue {queue} with a message of .*, at queue offset 3:"):
                     bodies(reader)
     assert bodies(log) == bodies(verifying) == right
+    evidence.note(runs=3, acknowledged=5)
 
 
 def test_offset_at_finds_the_first_message_at_or_after_a_time(everywhere: World) -> None:

@@ -22,6 +22,7 @@ from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.rocketmq.sink.broker_lock import LockTiming
 from orderedmq.rocketmq.sink.broker_queue import RocketMQQueue
 from orderedmq.rocketmq.sink.message_stamp import read_stamp
+from tests import evidence
 from tests.live.rocketmq.outbox_world import QUICK, SHORT_SENDS, World, numbered, rows, spoil
 from tests.live.rocketmq.proxy import Connection, Network, Path, Way
 from tests.waits import until
@@ -75,6 +76,7 @@ def cut_now(network: Network, path: Callable[[Connection], Path]) -> None:
     network.broker.spoil_sends(path)
 
 
+@pytest.mark.fault("network")
 @pytest.mark.usefixtures("small_requests")
 def test_a_cut_at_any_byte_of_a_send_leaves_each_row_once_in_order(
     usual: World, network: Network, monkeypatch: pytest.MonkeyPatch
@@ -93,6 +95,7 @@ def test_a_cut_at_any_byte_of_a_send_leaves_each_row_once_in_order(
         assert not outbox.publish(usual.batch(number), [receipt]).replayed
         # To the proxy, a held connection looks open.
         until(lambda: "held" in cut or len(closed(network)) >= ended + 2)  # noqa: B023 (called at once)
+    evidence.note_lists({"": expected}, {"": usual.bodies()}, runs=2 * len(CUTS))
     assert_stamps_are_unique(usual)
 
 
@@ -116,6 +119,7 @@ def assert_stamps_are_unique(world: World) -> None:
 # --- brokers and tasks that die
 
 
+@pytest.mark.fault("killed process")
 @pytest.mark.usefixtures("small_requests")
 def test_each_row_is_stored_once_although_the_broker_is_killed_and_restarted(
     usual: World, monkeypatch: pytest.MonkeyPatch
@@ -137,6 +141,7 @@ def test_each_row_is_stored_once_although_the_broker_is_killed_and_restarted(
         usual.outbox().publish(usual.batch(number), [receipt])
     assert len(restarts) == 1
     restarts[0].join()
+    evidence.note_lists({"": expected}, {"": usual.bodies()})
 
 
 @pytest.mark.usefixtures("small_requests")
@@ -189,6 +194,7 @@ def test_each_row_is_stored_once_although_the_broker_pauses_for_longer_than_a_se
             assert bodies == expected
 
 
+@pytest.mark.fault("network")
 @pytest.mark.holds("sink once")
 @pytest.mark.usefixtures("small_requests")
 @pytest.mark.parametrize(
@@ -254,6 +260,11 @@ def test_a_storm_leaves_each_row_once_in_the_order_of_its_key(
                 receipts = [receipt for task in tasks if (receipt := task.result()) is not None]
             if not dies:
                 quick.outbox().publish(batch, receipts)
+    sent = {queue: [name for names in batches for name in names] for queue, batches in expected.items()}
+    # Only the names of a key within a batch have an order, which the assertions below compare.
+    evidence.note_lists(
+        {queue: sorted(names) for queue, names in sent.items()}, {queue: sorted(quick.bodies(queue)) for queue in sent}
+    )
     for queue, batches in expected.items():
         bodies = quick.bodies(queue)
         assert sorted(bodies) == sorted(name for names in batches for name in names)

@@ -29,7 +29,7 @@ from orderedmq.rocketmq.net import client
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.wire import admin_requests
 from orderedmq.rocketmq.wire.codes import RequestCode
-from tests import checker
+from tests import checker, evidence
 from tests.grow import grow
 from tests.live.rocketmq.proxy import Connection, Network
 from tests.loop.conftest import with_origin
@@ -160,7 +160,9 @@ class Flow:
 
     def judge(self) -> None:
         history = [*checker.sent(self.broker, self.source), *checker.delivered(self.broker, self.sink)]
-        assert checker.judge(history)[:10] == []
+        anomalies = checker.judge(history)
+        evidence.note_history(self, history, anomalies)
+        assert anomalies[:10] == []
         there = {event["queue"]: 0 for event in history if event["event"] == "send"}
         for event in history:
             if event["event"] == "send":
@@ -245,14 +247,16 @@ def group_deleted(flow: Flow) -> None:
 #: Slow faults run in the long tier. In the fast tier, test_log.py and test_groups.py test single calls during such faults, and
 #: test_locks.py tests a renewal that is too late.
 FAULTS: list[Any] = [
-    connections_cut,
-    pytest.param(connections_half_open, marks=pytest.mark.nightly),
-    broker_killed,
-    broker_paused,
-    pytest.param(broker_paused_for_longer_than_a_lock_is_trusted, marks=pytest.mark.nightly),
-    pytest.param(queues_and_a_broker_added, marks=pytest.mark.nightly),
-    pytest.param(nameserver_away, marks=pytest.mark.nightly),
-    group_deleted,
+    pytest.param(connections_cut, marks=pytest.mark.fault("network")),
+    pytest.param(connections_half_open, marks=[pytest.mark.fault("network"), pytest.mark.nightly]),
+    pytest.param(broker_killed, marks=pytest.mark.fault("killed process")),
+    pytest.param(broker_paused, marks=pytest.mark.fault("paused process")),
+    pytest.param(
+        broker_paused_for_longer_than_a_lock_is_trusted, marks=[pytest.mark.fault("paused process"), pytest.mark.nightly]
+    ),
+    pytest.param(queues_and_a_broker_added, marks=[pytest.mark.fault("topology"), pytest.mark.nightly]),
+    pytest.param(nameserver_away, marks=[pytest.mark.fault("topology"), pytest.mark.nightly]),
+    pytest.param(group_deleted, marks=pytest.mark.fault("topology")),
 ]
 
 
