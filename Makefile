@@ -23,7 +23,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-svg ui-picture rocketmq check tools test test-all lint docs reference dist sbom simulate bench bench-rocketmq bench-kafka bench-report soak clean
+.PHONY: help setup demo demo-svg ui-picture rocketmq check tools test test-all lint docs reference dist sbom simulate evidence bench bench-rocketmq bench-kafka bench-report soak clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -146,7 +146,7 @@ $(DIST): $(STAMP)
 	@$(PIP) install --constraint constraints.txt --no-build-isolation --editable '.[dist]'
 	@touch $@
 
-reference: $(STAMP) ## write the generated parts of docs/reference, and the diagrams
+reference: $(STAMP) ## write the generated parts of the documents, and the diagrams
 	@$(BIN)/python docs/generate.py && $(BIN)/python docs/diagrams.py
 
 demo-svg: $(PREPARED) ## record the demo as docs/demo.svg, a picture in the README
@@ -156,7 +156,11 @@ ui-picture: $(STAMP) tools ## take docs/ui.png, the picture of the web page in t
 	@$(BIN)/python docs/picture_ui.py
 
 simulate: $(STAMP) ## run queries of a group with simulated faults; SEEDS=100000 sets the number of seeds
-	@$(BIN)/python -m tests.sim --seeds $(or $(SEEDS),10000)
+	@$(BIN)/python -m tests.sim --seeds $(or $(SEEDS),10000) $(ARGS)
+
+evidence: ready tools ## run the tests of faults one by one, and keep what they count for docs/reliability.md
+	@$(BIN)/python -m tests.evidence $(ARGS)
+	@$(MAKE) --no-print-directory reference
 
 bench: $(STAMP) ## measure source, sink and broker against their ceilings
 	@$(BIN)/python -m bench.run

@@ -14,6 +14,7 @@ import ast
 import html
 import json
 import re
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -430,15 +431,107 @@ def promises() -> str:
     return "\n".join(["| promise | tests |", "|---|---|", *rows])
 
 
+# Reliability.
+
+
+def reliability() -> str:
+    """Return a table of the results of the tests of faults, by fault and broker."""
+    # The site is built without pytest, so the modules of the tests are imported only here.
+    evidence = import_module("tests.evidence")
+    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for test in evidence.read_results()["tests"].values():
+        groups.setdefault((test["fault"], test["broker"]), []).append(test)
+    lines = [
+        "| fault | broker | tests | runs | acknowledged | lost | twice | out of order | other | date |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for (fault, broker), tests in sorted(groups.items(), key=lambda group: (evidence.FAULTS.index(group[0][0]), group[0][1])):
+        run = [test for test in tests if "date" in test]
+        failed = sum(not test["passed"] for test in run)
+        of = f"{len(run)} of {len(tests)}" + (f", **{failed} failed**" if failed else "")
+        if not run:
+            lines.append(f"| {fault} | {broker} | {of} | test exists, not in these results | | | | | | |")
+            continue
+        sums = {name: sum((test["counts"] or {}).get(name, 0) for test in run) for name in evidence.COUNTS}
+        dates = sorted({test["date"] for test in run})
+        # Where a fault meets no messages, as in the state of a lock, nothing can be lost.
+        cells = [
+            f"{sums[name]:,}" if sums[name] or name in ("runs", "wrong") or sums["acknowledged"] else ""
+            for name in evidence.COUNTS
+        ]
+        lines.append(
+            f"| {fault} | {broker} | {of} | {' | '.join(cells)} | {' to '.join(dict.fromkeys((dates[0], dates[-1])))} |"
+        )
+    return "\n".join(lines)
+
+
+def simulations() -> str:
+    """Return a table of the long runs of the simulation."""
+    lines = [
+        "| kind | seeds | steps | messages | locks granted | failures | commit | date |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for run in import_module("tests.evidence").read_results()["simulations"]:
+        counts = [f"{run[name]:,}" for name in ("seeds", "steps", "messages", "grants", "failures")]
+        lines.append(f"| {' | '.join([run['kind'], *counts, run['commit'], run['date']])} |")
+    return "\n".join(lines)
+
+
+def planted() -> str:
+    """Return a table of the planted bugs and the tests that find them."""
+    lines, total = ["| test | planted bugs |", "|---|---|"], 0
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        if not re.search(r"^def test_\w*planted", path.read_text(), re.MULTILINE):
+            continue
+        place = path.relative_to(ROOT)
+        module = import_module(".".join(place.with_suffix("").parts))
+        tests = [test for name, test in vars(module).items() if re.match(r"test_\w*planted", name)]
+        bugs: dict[str, None] = {}
+        names = []
+        for test in tests:
+            own = [_bug(bug) for bug in _parameters(test)] or [_words_of(test.__name__)]
+            if not bugs.keys() >= set(own):
+                names.append(f"`{place}::{test.__name__}`")
+            bugs |= dict.fromkeys(own)
+        total += len(bugs)
+        lines.append(f"| {'<br>'.join(names)} | {'<br>'.join(map(_cell, bugs))} |")
+    return "\n".join([f"{total} bugs:", "", *lines])
+
+
+def _parameters(test: Any) -> list[Any]:
+    """Return the values of the parameter ``bug`` of a test."""
+    for mark in getattr(test, "pytestmark", ()):
+        if mark.name == "parametrize" and "bug" in (
+            names := mark.args[0] if isinstance(mark.args[0], tuple) else (mark.args[0],)
+        ):
+            return [value[names.index("bug")] if len(names) > 1 else value for value in mark.args[1]]
+    return []
+
+
+def _bug(bug: Any) -> str:
+    """Return what a planted bug does: its docstring, or its name."""
+    if isinstance(bug, str):
+        return bug
+    return (bug.__doc__ or _words_of(bug.__name__)).strip().splitlines()[0].rstrip(".").replace("``", "`")
+
+
+def _words_of(name: str) -> str:
+    return name.removeprefix("test_").strip("_").replace("_", " ")
+
+
 MAKERS: Final[Mapping[str, Callable[..., str]]] = {
     "options": options,
     "conditions": conditions,
     "shared_options": shared_options,
     "commands": commands,
     "promises": promises,
+    "reliability": reliability,
+    "simulations": simulations,
+    "planted": planted,
 }
 
 
 if __name__ == "__main__":
-    for _page in sorted((ROOT / "docs" / "reference").glob("*.md")):
+    sys.path.insert(0, str(ROOT))
+    for _page in (*sorted((ROOT / "docs" / "reference").glob("*.md")), ROOT / "docs" / "reliability.md"):
         _page.write_text(fill(_page.read_text()))

@@ -102,29 +102,31 @@ class _Recorder:
 
     def __init__(self, *, everything: bool) -> None:
         self._everything = everything
-        self._results = read_results()
+        self._marked: dict[str, dict[str, str]] = {}
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        before: dict[str, Any] = self._results["tests"]
-        tests = {} if self._everything else before
+        """Store which tests there are, also those that are not run."""
         for item in items:
             mark = item.get_closest_marker("fault")
             if mark is not None:
                 fault, broker = (*mark.args, "RocketMQ" if "rocketmq" in item.nodeid else "embedded")[:2]
                 assert fault in FAULTS, fault
-                tests[item.nodeid] = {**before.get(item.nodeid, {}), "fault": fault, "broker": broker}
-        self._results["tests"] = dict(sorted(tests.items()))
-        write_results(self._results)
+                self._marked[item.nodeid] = {"fault": fault, "broker": broker}
+        results = read_results()
+        former = {name: test for name, test in results["tests"].items() if name in self._marked or not self._everything}
+        self._keep(results, {**former, **{name: {**former.get(name, {}), **mark} for name, mark in self._marked.items()}})
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        counts = dict(report.user_properties).get("counts")
-        if report.when != "call" or report.nodeid not in self._results["tests"] or report.skipped:
-            return
-        test = self._results["tests"][report.nodeid]
-        result = {"date": datetime.now(UTC).strftime("%Y-%m-%d"), "passed": report.passed, "counts": counts}
-        self._results["tests"][report.nodeid] = {"fault": test["fault"], "broker": test["broker"], **result}
-        write_results(self._results)
+        if report.when == "call" and not report.skipped and report.nodeid in self._marked:
+            counts = dict(report.user_properties).get("counts")
+            result = {"date": datetime.now(UTC).strftime("%Y-%m-%d"), "passed": report.passed, "counts": counts}
+            # Read the results again, because another process may have added some.
+            results = read_results()
+            self._keep(results, {**results["tests"], report.nodeid: {**self._marked[report.nodeid], **result}})
+
+    def _keep(self, results: dict[str, Any], tests: Mapping[str, Any]) -> None:
+        write_results({**results, "tests": dict(sorted(tests.items()))})
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import subprocess
 import sys
 import time
+from datetime import UTC, datetime
+from typing import Any
 
+from tests.evidence import read_results, write_results
 from tests.sim.planted import write_seeds
 from tests.sim.runs import Many, Report, command, run, trace
 from tests.sim.simulation import STEPS
@@ -24,6 +28,7 @@ def main() -> int:
     parser.add_argument(
         "--steps", type=int, default=STEPS, help=f"number of random steps before the faults end (default {STEPS})"
     )
+    parser.add_argument("--keep", action="store_true", help="add the counts to docs/reliability-results.json")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument(
         "--planted",
@@ -54,7 +59,26 @@ def main() -> int:
     took = time.monotonic() - began
     print(f"order per key: {total.keys()}")
     print(f"{total}; {took:.0f} s, {total.seeds / took:.0f} seeds/s")
+    if asked.keep:
+        keep(total, "resizes" if asked.resizing else "no resizes")
     return int(bool(total.failures))
+
+
+def keep(report: Report, kind: str) -> None:
+    """Add the counts of new seeds to those of the same kind and commit."""
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short=8", "HEAD"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    results = read_results()
+    runs: list[dict[str, Any]] = results["simulations"]
+    run = next((run for run in runs if (run["kind"], run["commit"]) == (kind, commit)), None)
+    if run is None:
+        runs.append(run := {"kind": kind, "commit": commit})
+    run["date"] = datetime.now(UTC).strftime("%Y-%m-%d")
+    for name in ("seeds", "steps", "messages", "grants"):
+        run[name] = run.get(name, 0) + getattr(report, name)
+    run["failures"] = run.get("failures", 0) + len(report.failures)
+    write_results(results)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests import checker
+from tests import checker, evidence
 
 Event = dict[str, Any]
 IN = "in/embedded/0"
@@ -98,3 +98,19 @@ def test_repeats_may_deliver_only_the_whole_last_batch_again() -> None:
     assert {anomaly.kind for anomaly in checker.judge([*THREE, first, first, second])} == {"duplicate"}, (
         "no batch may be repeated"
     )
+
+
+def test_lists_of_messages_are_compared_by_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evidence, "_notes", {})
+    evidence.note_lists({"k": "abcd", "j": "x"}, {"k": ["b", "a", "a", "d", "z"]}, runs=3)
+    [(_, counts)] = evidence.noted()
+    assert counts == {"runs": 3, "acknowledged": 5, "lost": 2, "twice": 1, "disordered": 1, "wrong": 1}
+
+
+def test_tests_that_continue_a_history_count_only_what_they_have_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evidence, "_notes", {})
+    for sends, new in (([send(0)], 1), (THREE, 2)):
+        evidence.begin()
+        evidence.note_history("one store", sends, checker.judge([*sends, deliver(0)]))
+        [(_, counts)] = evidence.noted()
+        assert counts == {"runs": 1, "acknowledged": new, "lost": len(sends) - 1, "twice": 0, "disordered": 0, "wrong": 0}

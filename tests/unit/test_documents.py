@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 import ordered_sink
 import ordered_source
 import orderedmq
+import orderedmq.testing
 from orderedmq.cli import COMMANDS, GROUPS, app, load
 from orderedmq.embedded.store import schema
 from orderedmq.errors import OrderedMQError
@@ -183,8 +184,8 @@ def user_code() -> Iterator[tuple[str, str]]:
         yield str(path), path.read_text()
 
 
-def test_what_users_copy_imports_public_names_of_the_three_packages() -> None:
-    packages = {one.__name__: one for one in (orderedmq, ordered_source, ordered_sink)}
+def test_what_users_copy_imports_public_names_of_the_packages() -> None:
+    packages = {one.__name__: one for one in (orderedmq, orderedmq.testing, ordered_source, ordered_sink)}
     imported = set()
     for place, code in user_code():
         for node in ast.walk(ast.parse(code)):
