@@ -3,7 +3,7 @@
 ``spark.readStream.format("orderedmq")`` and ``df.writeStream.format("orderedmq")`` need no import. This module has the rest:
 
 - ``connect`` opens a connection to a broker, whose methods take ``MessageQueue`` and ``Command``.
-- ``Producer`` writes messages from Python, and ``replay_dead_letters`` sends dead letters again.
+- ``read`` reads messages without Spark, as ``Messages``. ``Producer`` writes them, and ``replay_dead_letters`` sends dead letters again.
 - ``repair_parked`` drops one parked message, makes it a dead letter, or replaces its body.
 - ``copy_offsets`` lets a group begin at the offsets of another group.
 - ``snapshot`` copies the embedded broker's store while it is in use.
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from orderedmq.tools.dead_letters import LetterFilter
     from orderedmq.tools.parked import repair_parked
     from orderedmq.tools.producer import Producer
+    from orderedmq.tools.reader import Messages, read
     from orderedmq.tools.replay import replay_dead_letters
     from orderedmq.tools.seek import copy_offsets
 
@@ -40,12 +41,14 @@ __all__ = [
     "CredentialsFile",
     "LetterFilter",
     "MessageQueue",
+    "Messages",
     "OrderedMQError",
     "Producer",
     "TlsOptions",
     "connect",
     "copy_offsets",
     "prepare_spark",
+    "read",
     "register",
     "repair_parked",
     "replay_dead_letters",
@@ -59,6 +62,8 @@ _HOMES = {
     "MessageQueue": "orderedmq.model",
     "Command": "orderedmq.parking",
     "Producer": "orderedmq.tools.producer",
+    "Messages": "orderedmq.tools.reader",
+    "read": "orderedmq.tools.reader",
     "prepare_spark": "orderedmq.java",
     "snapshot": "orderedmq.embedded.snapshot",
     "tuned": "orderedmq.startup.tuning",

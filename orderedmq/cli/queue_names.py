@@ -11,16 +11,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
 from orderedmq.cli.shell import Column, Shell
-from orderedmq.conditions import OptionCondition, TopicCondition
-from orderedmq.errors import OptionError, OrderedMQError, TopicError, no_such_queue
+from orderedmq.conditions import OptionCondition
+from orderedmq.errors import OptionError, OrderedMQError
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue
-from orderedmq.options.values import whole_number
+from orderedmq.options.values import find_queue, whole_number
 
 if TYPE_CHECKING:
     from orderedmq.broker import Broker
@@ -29,9 +28,6 @@ from typing import Annotated
 from orderedmq.routing.selector import KeyedSelectorName
 from orderedmq.routing.sharding_key import KeyType
 from orderedmq.text import text_of
-
-#: Maximum number of choices that an error lists.
-_CHOICES: Final = 8
 
 
 def queue_fields(queue: MessageQueue) -> dict[str, Any]:
@@ -66,42 +62,7 @@ def find_all(text: str, queues: Sequence[MessageQueue]) -> list[MessageQueue]:
     """
     topic = topic_of(text)
     rest = text[len(topic) + 1 :]
-    return [find(rest, queues)] if rest else list(queues)
-
-
-def find(text: str, queues: Sequence[MessageQueue]) -> MessageQueue:
-    """Return the queue that a text of the form QUEUE, BROKER/QUEUE or TOPIC/BROKER/QUEUE names. ``queues``: all queues of the topic.
-
-    Raises OptionError INVALID, TopicError NO_SUCH_QUEUE or AMBIGUOUS.
-    """
-    topic = queues[0].topic
-    broker, _, digits = text.removeprefix(f"{topic}/").rpartition("/")
-    number = whole_number(digits)
-    if number is None or "/" in broker:
-        raise OptionError(
-            OptionCondition.INVALID,
-            f"{text!r} is no queue of topic {topic!r}. Write for example 3, {queues[0].broker_name}/3 or {queues[0]}",
-        )
-    matching = [queue for queue in queues if queue.queue_id == number and broker in ("", queue.broker_name)]
-    if not matching:
-        raise no_such_queue(topic, text, f"its queues are {spans(queues)}")
-    if len(matching) > 1:
-        choices = ", ".join(map(str, matching[:_CHOICES])) + (", …" if matching[_CHOICES:] else "")
-        raise TopicError(
-            TopicCondition.AMBIGUOUS, f"{len(matching)} brokers have a queue {text} of topic {topic!r}. Give one of {choices}"
-        )
-    return matching[0]
-
-
-def spans(queues: Sequence[MessageQueue]) -> str:
-    """Return the text for a topic's queues in a message: ``0 to 7``, or ``broker-a/0 to broker-a/3, broker-b/0``."""
-    texts = []
-    for broker, of_broker in groupby(sorted(queues), key=lambda queue: queue.broker_name):
-        numbers = [queue.queue_id for queue in of_broker]
-        prefix = "" if broker == EMBEDDED_BROKER else f"{broker}/"
-        last = f" to {prefix}{numbers[-1]}" if len(numbers) > 1 else ""
-        texts.append(f"{prefix}{numbers[0]}{last}")
-    return ", ".join(texts)
+    return [find_queue(rest, queues)] if rest else list(queues)
 
 
 #: Maximum seconds that a user waits after TAB.

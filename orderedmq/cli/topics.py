@@ -16,7 +16,16 @@ from orderedmq.cli.shell import Column, Shell, command, commands
 from orderedmq.conditions import OptionCondition, TopicCondition, UnavailableCondition
 from orderedmq.errors import GroupError, OptionError, RocketMQUnavailableError, TopicError
 from orderedmq.model import MAX_QUEUES, MessageQueue
-from orderedmq.options.values import EARLIEST, LATEST, invalid, parse_duration, parse_offsets_json, parse_size, shown
+from orderedmq.options.values import (
+    EARLIEST,
+    LATEST,
+    invalid,
+    parse_duration,
+    parse_offsets_json,
+    parse_size,
+    queue_spans,
+    shown,
+)
 from orderedmq.tools.group_state import GroupQueue, group_queues
 from orderedmq.tools.readable import duration, moment, number, recent_moment, size, yes_no
 
@@ -310,7 +319,7 @@ def _limits(name: str, before: str, bounds: dict[MessageQueue, Any]) -> dict[Mes
         if queue.topic != name or queue not in bounds:
             raise OptionError(
                 OptionCondition.INVALID,
-                f"option --before: topic {name} has no queue {queue}. Its queues are {queue_names.spans(list(bounds))}",
+                f"option --before: topic {name} has no queue {queue}. Its queues are {queue_spans(list(bounds))}",
             )
         end = bounds[queue].max_offset
         if offset > end:

@@ -30,6 +30,8 @@ OPTIONS: Final[Mapping[str, tuple[Option, ...]]] = {
 SINK_IGNORED: Final = ("checkpointLocation", "queryName")
 #: Settings of RocketMQ's client that have no effect here, because clients choose their names themselves and use a broker's main port.
 CLIENT_IGNORED: Final = ("instanceName", "unitName", "vipChannelEnabled")
+#: Parameters of `orderedmq.read` that choose messages. All its other parameters are options of a connection.
+READ_PARAMETERS: Final = ("columns", "order", "key", "tags", "since", "until", "queue", "offset", "first", "last")
 #: Properties of every table in Spark's catalog, and the prefix of the user's options among a table's properties.
 _TABLE: Final = frozenset(("provider", "owner"))
 _TABLE_OPTION: Final = "option."
@@ -90,16 +92,21 @@ _REFUSED: Final[tuple[tuple[tuple[str, ...], str, str], ...]] = (
 
 
 class _Role(NamedTuple):
-    """What errors say about the reader or the writer. ``ignored``: options of Spark that it ignores."""
+    """What errors say about the reader or the writer.
+
+    ``ignored``: options of Spark that it ignores. ``parameters``: what it takes besides its options.
+    """
 
     name: str
     other: type[BrokerOptions]
     ignored: Collection[str] = ()
+    parameters: Collection[str] = ()
 
 
 _ROLES: Final[Mapping[type[BrokerOptions], _Role]] = {
     SourceOptions: _Role("the reader (spark.readStream, spark.read)", SinkOptions),
     SinkOptions: _Role("the writer (df.writeStream, df.write)", SourceOptions, SINK_IGNORED),
+    BrokerOptions: _Role("orderedmq.read", SourceOptions, parameters=READ_PARAMETERS),
 }
 _CLIENT_IGNORED: Final = frozenset(name.lower() for name in CLIENT_IGNORED)
 _WHY_REFUSED: Final = {name.lower(): (name, source, sink) for names, source, sink in _REFUSED for name in names}
@@ -125,6 +132,8 @@ def parse(kind: type[Options], options: Mapping[str, str], *, streaming: bool | 
 
 def _by_name(kind: type[BrokerOptions], options: Mapping[str, str]) -> dict[str, str]:
     """Return the texts of the options under their names in camelCase."""
+    if not options and kind is BrokerOptions:
+        raise OptionError(OptionCondition.MISSING, "no broker was named. Set path, or namesrvAddr for a RocketMQ cluster")
     if not options:
         # A query without options could use the default directory, but an INSERT would write its rows where nobody looks for them.
         raise OptionError(
@@ -156,7 +165,7 @@ def _by_name(kind: type[BrokerOptions], options: Mapping[str, str]) -> dict[str,
 
 
 def _ignored(kind: type[BrokerOptions]) -> dict[str, str]:
-    return {name.lower(): name for name in (_ROLES[kind].ignored if kind in _ROLES else ())}
+    return {name.lower(): name for name in _ROLES[kind].ignored}
 
 
 def _of_a_table(options: Mapping[str, str]) -> Mapping[str, str]:
@@ -190,7 +199,7 @@ def _not_an_option(given: str, kind: type[BrokerOptions]) -> OptionError:
     if key in _WHY_REFUSED:
         name, source, sink = _WHY_REFUSED[key]
         return OptionError(
-            OptionCondition.UNSUPPORTED, f"option {name} is not supported. {source if kind is SourceOptions else sink}"
+            OptionCondition.UNSUPPORTED, f"option {name} is not supported. {sink if kind is SinkOptions else source}"
         )
     if key.startswith("kafka."):
         return OptionError(OptionCondition.UNSUPPORTED, f"option {shown(given)} is not supported. {_KAFKA}")
@@ -200,7 +209,7 @@ def _not_an_option(given: str, kind: type[BrokerOptions]) -> OptionError:
             OptionCondition.UNKNOWN,
             f"option {others[key]} is unknown to {role.name}: it is an option of {_ROLES[role.other].name}. Move it there",
         )
-    names = names_of(kind)
+    names = {name: name for name in role.parameters} | names_of(kind)
     near = _nearest(key, names)
     if near:
         return OptionError(

@@ -117,7 +117,7 @@ def _pattern(text: str, option: str) -> str:
     return text
 
 
-def _tags(text: str, option: str) -> Filter | None:
+def parse_tags(text: str, option: str) -> Filter | None:
     for tag in () if text == ALL else (part.strip() for part in text.split("||")):
         # Java ignores empty tags and accepts any other text as a tag, so what is meant as a list or as a pattern would silently make a
         # query read nothing.
@@ -178,7 +178,7 @@ class SourceOptions(BrokerOptions):
         _pattern, "regular expression that the whole name of a topic must match", shown="this or topic is required"
     )
     tags: Filter | None = option(
-        _tags,
+        parse_tags,
         "read only messages with one of these tags: A || B, or * for all. Offsets, limits and lag also count the other messages",
         shown="all messages",
     )

@@ -14,11 +14,12 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime, timedelta
+from itertools import groupby
 from typing import Any, Final, NoReturn, TypeVar
 
-from orderedmq.conditions import OptionCondition
-from orderedmq.errors import GroupError, OptionError, TopicError
-from orderedmq.model import LAST_MS, MAX_QUEUES, MessageQueue, check_group, check_topic
+from orderedmq.conditions import OptionCondition, TopicCondition
+from orderedmq.errors import GroupError, OptionError, TopicError, no_such_queue
+from orderedmq.model import EMBEDDED_BROKER, LAST_MS, MAX_QUEUES, MessageQueue, check_group, check_topic
 
 T = TypeVar("T")
 #: Turns an option's text and name into its value; raises OptionError INVALID (or UNSUPPORTED).
@@ -27,6 +28,8 @@ Parser = Callable[[str, str], T]
 MAX_LONG: Final = 2**63 - 1
 DEFAULT_DIRECTORY: Final = "orderedmq-data"
 _OPTION: Final = "option"
+#: Maximum number of choices that an error lists.
+_MOST_CHOICES: Final = 8
 
 
 @dataclass(frozen=True)
@@ -296,6 +299,41 @@ def parse_name(text: str, option: str) -> str:
     if not text.strip() or not text.isprintable() or len(text) > 127:
         raise invalid(option, f"{shown(text)} is not a name. Write one line of at most 127 characters, for example billing")
     return text.strip()
+
+
+def find_queue(text: str, queues: Sequence[MessageQueue]) -> MessageQueue:
+    """Return the queue that a text of the form QUEUE, BROKER/QUEUE or TOPIC/BROKER/QUEUE names. ``queues``: all queues of the topic.
+
+    Raises OptionError INVALID, TopicError NO_SUCH_QUEUE or AMBIGUOUS.
+    """
+    topic = queues[0].topic
+    broker, _, digits = text.removeprefix(f"{topic}/").rpartition("/")
+    number = whole_number(digits)
+    if number is None or "/" in broker:
+        raise OptionError(
+            OptionCondition.INVALID,
+            f"{text!r} is no queue of topic {topic!r}. Write for example 3, {queues[0].broker_name}/3 or {queues[0]}",
+        )
+    matching = [queue for queue in queues if queue.queue_id == number and broker in ("", queue.broker_name)]
+    if not matching:
+        raise no_such_queue(topic, text, f"its queues are {queue_spans(queues)}")
+    if len(matching) > 1:
+        choices = ", ".join(map(str, matching[:_MOST_CHOICES])) + (", …" if matching[_MOST_CHOICES:] else "")
+        raise TopicError(
+            TopicCondition.AMBIGUOUS, f"{len(matching)} brokers have a queue {text} of topic {topic!r}. Give one of {choices}"
+        )
+    return matching[0]
+
+
+def queue_spans(queues: Sequence[MessageQueue]) -> str:
+    """Return the text for a topic's queues in a message: ``0 to 7``, or ``broker-a/0 to broker-a/3, broker-b/0``."""
+    texts = []
+    for broker, of_broker in groupby(sorted(queues), key=lambda queue: queue.broker_name):
+        numbers = [queue.queue_id for queue in of_broker]
+        prefix = "" if broker == EMBEDDED_BROKER else f"{broker}/"
+        last = f" to {prefix}{numbers[-1]}" if len(numbers) > 1 else ""
+        texts.append(f"{prefix}{numbers[0]}{last}")
+    return ", ".join(texts)
 
 
 #: Values that a user may write instead of an offset: the queue's end (LATEST) and its first stored message (EARLIEST).

@@ -14,15 +14,16 @@ from orderedmq.connections import connect
 from orderedmq.errors import StoreError
 from orderedmq.model import DEAD_LETTER_PREFIX
 from orderedmq.rows.given import Row, batches, producer_rows
+from orderedmq.schema import MESSAGE_SCHEMA
 from orderedmq.spark_support import has_work_left
 from orderedmq.testing import failures, kill, queries, session
 from orderedmq.testing.kill import After
 from orderedmq.testing.queries import QueryTestError
 from orderedmq.text import text_of
 from orderedmq.tools.audit import require_duckdb
-from orderedmq.tools.browse import rows_of
 from orderedmq.tools.dead_letters import letter_queues
 from orderedmq.tools.producer import Producer
+from orderedmq.tools.reader import read
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -89,16 +90,13 @@ class TemporaryStore:
     def messages(self, topic: str) -> list[dict[str, Any]]:
         """Return all messages of a topic, queue by queue, each queue in the order of its offsets.
 
-        A message is a dict with topic, broker_name, queue_id, queue_offset, sharding_key, tags, keys, body (bytes), store_timestamp
-        (µs since 1970), message_id and properties. Dead letters are in the topic ``%DLQ%<group>``. The result is empty
-        if the group has none. Raises TopicError, GroupError or StoreError MISSING, so that a wrong name does not look like an empty topic.
+        A message is a dict of all its columns, as `orderedmq.read` gives it. Dead letters are in the topic ``%DLQ%<group>``. The result is
+        empty if the group has none. Raises TopicError, GroupError or StoreError MISSING, so that a wrong name does not look like an empty
+        topic.
         """
-        if topic.startswith(DEAD_LETTER_PREFIX):
-            queues = letter_queues(self.broker, topic.removeprefix(DEAD_LETTER_PREFIX))
-        else:
-            queues = self.broker.log.queues(topic)
-        bounds = self.broker.log.bounds(queues)
-        return [row for queue, at in bounds.items() for row in rows_of(self.broker.log, queue, at.min_offset, at.max_offset)]
+        if topic.startswith(DEAD_LETTER_PREFIX) and not letter_queues(self.broker, topic.removeprefix(DEAD_LETTER_PREFIX)):
+            return []
+        return list(read(topic, path=self.path, columns=MESSAGE_SCHEMA.names, order="queue"))
 
     def by_key(self, topic: str) -> dict[str | None, list[str]]:
         """Return the bodies of a topic's messages as text, in order, by sharding key: ``{"order-1": ["created", "paid"]}``.
@@ -252,7 +250,7 @@ def side(given: Given, name: str, log: Log, id_field: str | None, columns: dict[
         return TableSide(str(given), open_table(given), id_field=id_field, **columns)
     if isinstance(given, Frame):
         given = given.toArrow()
-    rows = [given] if isinstance(given, pa.Table) else list(given)
+    rows = [given] if hasattr(given, "__arrow_c_stream__") else list(given)
     return TableSide(name, in_memory(name, batches(rows, name)), id_field=id_field)
 
 

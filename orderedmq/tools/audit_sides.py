@@ -14,19 +14,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset
 
-from orderedmq.broker import Log, QueueBounds
+from orderedmq.broker import Log
 from orderedmq.conditions import OptionCondition, TopicCondition
 from orderedmq.errors import OptionError, TopicError, missing_package
-from orderedmq.model import EMBEDDED_BROKER, MessageQueue
-from orderedmq.pulls import pulls
+from orderedmq.model import EMBEDDED_BROKER, MessageQueue, OffsetRange
 from orderedmq.text import repaired, text_of
 from orderedmq.tools import json_field
 from orderedmq.tools.json_field import BadJson
+from orderedmq.tools.reader import PULL_ROWS, Ranges, Selection, batches, ranges
 
-#: Maximum messages and bytes of a pull.
-PULL_ROWS: Final = 65536
-PULL_BYTES: Final = 16 * 1024 * 1024
-_COMPARED: Final = ("sharding_key", "body")
+_POSITION: Final = ("broker_name", "queue_id", "queue_offset")
+_COMPARED: Final = Selection((*_POSITION, "sharding_key", "body"), order="queue")
 _SHOWN: Final = 80
 
 
@@ -72,13 +70,10 @@ class TopicSide:
         self.name = topic
         self._log = log
         self._field = id_field
-        bounds = log.bounds(log.queues(topic))
-        if since is not None:
-            begins = {queue: min(log.offset_at(queue, since), at.max_offset) for queue, at in bounds.items()}
-            bounds = {queue: QueueBounds(max(begins[queue], at.min_offset), at.max_offset) for queue, at in bounds.items()}
-        self._bounds = [(queue, at) for queue, at in bounds.items() if at.min_offset < at.max_offset]
+        spans = ranges(log, topic, since=since)
+        self._spans = {queue: span for queue, span in spans.items() if span.messages}
         #: The number of each queue's first row.
-        self._begins = np.cumsum([0, *(at.max_offset - at.min_offset for _, at in self._bounds)]).tolist()
+        self._begins = np.cumsum([0, *(span.messages for span in self._spans.values())]).tolist()
 
     @property
     def messages(self) -> int:
@@ -86,25 +81,27 @@ class TopicSide:
 
     def rows(self) -> Iterator[pa.RecordBatch]:
         """Yield all rows. Raises OptionError INVALID for a body without the field, DataLossError if messages were deleted."""
-        for (queue, at), number in zip(self._bounds, self._begins[:-1], strict=True):
-            offset = at.min_offset
-            for batch in pulls(self._log, queue, offset, at.max_offset, PULL_ROWS, PULL_BYTES, _COMPARED):
-                ids = _field(batch["body"], self._field, f"queue {queue}", "offset", offset)
-                yield _rows(
-                    batch["sharding_key"], ids, number + offset - at.min_offset, pa.repeat(_short_name(queue), batch.num_rows)
-                )
-                offset += batch.num_rows
+        number = 0
+        for queue, keys, ids in self._read(self._spans):
+            yield _rows(keys, ids, number, pa.repeat(_short_name(queue), len(keys)))
+            number += len(keys)
 
     def locate(self, rows: Sequence[int]) -> list[Location]:
         locations = []
         for number in rows:
             index = bisect_right(self._begins, number) - 1
-            queue, bounds = self._bounds[index]
-            offset = bounds.min_offset + number - self._begins[index]
-            batch = next(pulls(self._log, queue, offset, offset + 1, 1, PULL_BYTES, _COMPARED))
-            ids = _field(batch["body"], self._field, f"queue {queue}", "offset", offset)
-            locations.append(_location(f"queue {_short_name(queue)} offset {offset}", batch["sharding_key"], ids, 0))
+            queue, span = list(self._spans.items())[index]
+            offset = span.begin + number - self._begins[index]
+            for _, keys, ids in self._read({queue: OffsetRange(offset, offset + 1)}):
+                locations.append(_location(f"queue {_short_name(queue)} offset {offset}", keys, ids, 0))
         return locations
+
+    def _read(self, spans: Ranges) -> Iterator[tuple[MessageQueue, pa.Array, pa.Array]]:
+        """Yield the queue of each batch, its keys and its identities."""
+        for batch in batches(self._log, spans, _COMPARED):
+            *queue, offset = (batch[name][0].as_py() for name in _POSITION)
+            named = MessageQueue(self.name, *queue)
+            yield named, batch["sharding_key"], _field(batch["body"], self._field, f"queue {named}", "offset", offset)
 
 
 class TableSide:

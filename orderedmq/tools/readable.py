@@ -57,11 +57,11 @@ def yes_no(value: bool) -> str:
     return "yes" if value else "no"
 
 
-def moment(micros: int | None) -> str | None:
-    """Return a broker's time (µs since 1970) as text in UTC."""
-    if micros is None:
+def moment(time: int | datetime | None) -> str | None:
+    """Return a broker's time (aware, or µs since 1970) as text in UTC."""
+    if time is None:
         return None
-    return datetime.fromtimestamp(micros / 1e6, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    return (time if isinstance(time, datetime) else datetime.fromtimestamp(time / 1e6, UTC)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def short_moment(text: str) -> str:

@@ -1,10 +1,14 @@
-"""The message browser: finds messages by queue, offset, time and key, and shows a single message."""
+"""The message browser: finds messages by queue, offset, time and key, and shows a single message.
+
+A search that has taken too long shows what it has found, which is complete up to a place where a later search resumes. (Near a time at which
+a RocketMQ broker's clock went back, it may miss messages, because the place is found by a binary search.)
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 from urllib.parse import unquote
@@ -12,17 +16,20 @@ from urllib.parse import unquote
 from starlette.requests import Request
 from starlette.responses import Response
 
-from orderedmq.broker import Log
-from orderedmq.errors import no_such_queue
-from orderedmq.model import MessageQueue
+from orderedmq.broker import Log, QueueBounds
+from orderedmq.conditions import OffsetCondition
+from orderedmq.errors import OffsetError, no_such_offset, no_such_queue
+from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.options.values import parse_timestamp, shown, whole_number
-from orderedmq.tools.browse import Arrival, Found, last_of, message_at, rows_of, search
+from orderedmq.schema import MESSAGE_SCHEMA
 from orderedmq.tools.readable import body_fields, body_text, escaped
+from orderedmq.tools.reader import PULL_ROWS, Arrival, Ranges, Row, Selection, batches, by_arrival, ranges, rows
 from orderedmq.ui.pages import ROWS, number_of
 from orderedmq.ui.site import MOST_BODY, Site, topic_url
 
 #: Seconds after which a search stops and shows the messages found so far.
 PATIENCE: Final = 3.0
+_ALL: Final = Selection(tuple(MESSAGE_SCHEMA.names))
 #: The newest messages of all queues are shown together only if the topic has at most this many queues.
 _TOGETHER: Final = 64
 
@@ -64,7 +71,7 @@ class Browser:
             names |= _searched(log, query, queues if query.queue is None else [query.queue])
         elif len(queues) <= _TOGETHER:
             names |= {
-                "rows": last_of(log, log.bounds(queues), ROWS),
+                "rows": _shown(log, ranges(log, topic), replace(_ALL, last=ROWS)),
                 "what": f"The last messages of all queues, at most {ROWS}",
             }
         else:
@@ -118,6 +125,24 @@ def _since(text: str) -> int | None:
     return parse_timestamp(text, "time") if text else None
 
 
+def _shown(log: Log, spans: Ranges, chosen: Selection = _ALL) -> list[Row]:
+    return [_with_queue(row) for batch in batches(log, spans, chosen) for row in rows(batch)]
+
+
+def _with_queue(row: Row) -> Row:
+    return {**row, "queue": MessageQueue(row["topic"], row["broker_name"], row["queue_id"])}
+
+
+def message_at(log: Log, queue: MessageQueue, offset: int) -> Row:
+    """Return one message. Raises OffsetError BEYOND_END or INVALID if the queue does not have it."""
+    at = log.bounds([queue])[queue]
+    if offset >= at.max_offset:
+        raise no_such_offset(queue, at.max_offset, f"message {offset}")
+    if offset < at.min_offset:
+        raise OffsetError(OffsetCondition.INVALID, f"queue {queue} begins at {at.min_offset}: message {offset} was deleted")
+    return _shown(log, {queue: OffsetRange(offset, offset + 1)})[0]
+
+
 def _of_queue(log: Log, query: _Query, queue: MessageQueue) -> dict[str, Any]:
     at = log.bounds([queue])[queue]
     since = _since(query.time)
@@ -129,7 +154,7 @@ def _of_queue(log: Log, query: _Query, queue: MessageQueue) -> dict[str, Any]:
     end = min(begin + ROWS, at.max_offset)
     url = {"broker": queue.broker_name, "queue": queue.queue_id}
     return {
-        "rows": rows_of(log, queue, begin, end),
+        "rows": _shown(log, {queue: OffsetRange(begin, end)}),
         "what": f"Queue {queue.queue_id} has messages {at.min_offset:,} to {at.max_offset - 1:,}"
         if at.max_offset > at.min_offset
         else f"Queue {queue.queue_id} is empty",
@@ -152,6 +177,49 @@ def _searched(log: Log, query: _Query, queues: Sequence[MessageQueue]) -> dict[s
         "later": _later(query, result),
         "note_of_search": _note(result),
     }
+
+
+@dataclass(frozen=True)
+class Found:
+    """The results of a search, in order. ``next``: where to resume, None if the search reached the end. ``searched``: messages read."""
+
+    rows: list[Row]
+    next: Arrival | None
+    searched: int
+
+
+def search(
+    log: Log, queues: Sequence[MessageQueue], key: str | None, since: int | Arrival | None, most: int, go_on: Callable[[], bool]
+) -> Found:
+    """Return up to ``most`` messages of these queues in the order of their arrival. ``key`` None: messages of all sharding keys.
+
+    ``since``: a time in µs since 1970, or the `Found.next` of an earlier search. ``go_on`` is called between two pulls: when it
+    returns False, the search ends with the results that are complete so far.
+    """
+    spans = {queue: OffsetRange(_begin(log, queue, at, since), at.max_offset) for queue, at in log.bounds(list(queues)).items()}
+    found = list[Row]()
+    for part in by_arrival(log, spans, replace(_ALL, key=key), most + 1 if key is None else PULL_ROWS):
+        left = most - len(found)
+        messages = [_with_queue(row) for row in rows(part.rows.slice(0, left + 1))]
+        found += messages[:left]
+        if len(messages) > left:
+            following = messages[left]
+            return Found(found, Arrival(int(part.stored[left]), following["queue"], following["queue_offset"]), part.searched)
+        if part.next is None or not go_on():
+            return Found(found, part.next, part.searched)
+    return Found(found, None, 0)
+
+
+def _begin(log: Log, queue: MessageQueue, at: QueueBounds, since: int | Arrival | None) -> int:
+    """Return the offset of the first message of a queue that is not before ``since``."""
+    if since is None:
+        return at.min_offset
+    if not isinstance(since, Arrival):
+        return log.offset_at(queue, since)
+    if queue == since.queue:
+        return max(since.offset, at.min_offset)
+    # Of several messages stored at the same time, those of a smaller queue come first.
+    return log.offset_at(queue, since.stored + (queue < since.queue))
 
 
 def _later(query: _Query, result: Found) -> str | None:

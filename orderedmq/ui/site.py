@@ -7,6 +7,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from hashlib import blake2b
 from pathlib import Path
 from threading import Lock
@@ -154,9 +155,9 @@ def _finalize(value: Any) -> Any:
     return value if isinstance(value, Markup | int | float) else escaped(str(value))
 
 
-def stored(micros: int | None) -> str:
-    """Return a broker's time (µs since 1970) as text in UTC, to the second."""
-    return "-" if micros is None else short_moment(moment(micros) or "")
+def stored(time: int | datetime | None) -> str:
+    """Return a broker's time (aware, or µs since 1970) as text in UTC, to the second."""
+    return "-" if time is None else short_moment(moment(time) or "")
 
 
 def clock(seconds: float) -> str:

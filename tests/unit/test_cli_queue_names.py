@@ -8,6 +8,7 @@ from orderedmq.cli import queue_names
 from orderedmq.cli.shell import USAGE, code_of
 from orderedmq.errors import OptionError, TopicError
 from orderedmq.model import MessageQueue
+from orderedmq.options.values import find_queue
 
 ONE = [MessageQueue("orders", "embedded", number) for number in range(4)]
 #: The queues of one broker come after those of the other: the third in the list is queue 0 of broker-b.
@@ -29,14 +30,14 @@ LONELY = MessageQueue("orders", "broker-b", 2)
     ],
 )
 def test_a_queue_has_a_short_name_where_it_is_unique(text: str, queues: list[MessageQueue], found: MessageQueue) -> None:
-    assert queue_names.find(text, queues) == found
+    assert find_queue(text, queues) == found
     if text.startswith("orders/"):
         assert queue_names.find_all(text, queues) == [found]
 
 
 def test_a_number_that_several_brokers_have_is_refused_with_the_choices() -> None:
     with pytest.raises(TopicError, match="AMBIGUOUS.*orders/broker-a/1, orders/broker-b/1") as caught:
-        queue_names.find("1", TWO)
+        find_queue("1", TWO)
     assert code_of(caught.value) == USAGE
     many = [MessageQueue("orders", f"broker-{number:02}", 0) for number in range(50)]
     with pytest.raises(TopicError, match="50 brokers .* orders/broker-07/0, …$"):
@@ -55,13 +56,13 @@ def test_a_number_that_several_brokers_have_is_refused_with_the_choices() -> Non
 )
 def test_a_queue_that_is_not_there_is_refused_with_those_that_are(text: str, queues: list[MessageQueue], says: str) -> None:
     with pytest.raises(TopicError, match=f"NO_SUCH_QUEUE.*{says}"):
-        queue_names.find(text, queues)
+        find_queue(text, queues)
 
 
 @pytest.mark.parametrize("text", ["", "x", "-1", "a/b/c/1", "1/x", "٣"])
 def test_refuses_a_text_that_names_no_queue(text: str) -> None:
     with pytest.raises(OptionError, match="Write for example 3, broker-a/3 or orders/broker-a/0"):
-        queue_names.find(text, TWO)
+        find_queue(text, TWO)
 
 
 @pytest.mark.parametrize("text", ["", "/1", "orders/", "orders/x", "orders//1", "orders/a/b/1", "orders/a/x"])

@@ -13,13 +13,13 @@ from ordered_source import partition_reader
 from ordered_source.partition_reader import QueuePartition
 from orderedmq import connect
 from orderedmq.broker import Broker, QueueBounds
-from orderedmq.cli import messages
 from orderedmq.demo.result import verify
 from orderedmq.errors import DataLossError, aged_out
 from orderedmq.model import MessageQueue
 from orderedmq.options.source import SourceOptions
-from orderedmq.tools import dead_letters
+from orderedmq.tools import dead_letters, reader
 from orderedmq.tools.audit_sides import TopicSide
+from orderedmq.tools.reader import Selection
 from tests.contract.support import refused, rows
 
 QUEUE = MessageQueue("orders", "embedded", 0)
@@ -68,34 +68,33 @@ def letters(log: Any) -> None:
     list(dead_letters.read(log, QUEUE, 0, log.bounds([QUEUE])[QUEUE].max_offset))
 
 
-def look(log: Any, most: int, key: str | None = None, *, backwards: bool = False) -> list[pa.RecordBatch]:
-    columns = ("queue_offset", "sharding_key", "body", "store_timestamp")
-    return messages.Look(log, columns, key).some(QUEUE, log.bounds([QUEUE])[QUEUE], None, most, backwards=backwards)
+def look(log: Any, **chosen: Any) -> list[pa.RecordBatch]:
+    return list(reader.batches(log, reader.ranges(log, "orders"), Selection(("queue_offset", "body"), **chosen)))
 
 
-def peek_first(log: Any) -> None:
-    look(log, 20)
+def first_messages(log: Any) -> None:
+    look(log, first=20)
 
 
-def peek_last(log: Any) -> None:
-    look(log, 5, backwards=True)
+def last_messages(log: Any) -> None:
+    look(log, last=5)
 
 
-def peek_key(log: Any) -> None:
-    look(log, 5, "k")
+def messages_of_a_key(log: Any) -> None:
+    look(log, key="k", order="queue")
 
 
-READERS: list[Callable[[Any], object]] = [side, place, letters, peek_first, peek_last, peek_key, verify]
+READERS: list[Callable[[Any], object]] = [side, place, letters, first_messages, last_messages, messages_of_a_key, verify]
 
 
-@pytest.mark.parametrize("reader", READERS)
-def test_a_reader_gets_an_error_at_an_end_that_is_gone(reader: Callable[[Any], object], log: Any) -> None:
+@pytest.mark.parametrize("read", READERS)
+def test_a_reader_gets_an_error_at_an_end_that_is_gone(read: Callable[[Any], object], log: Any) -> None:
     with refused("DATA_LOSS.BEYOND_END", "ends at 10", "the test lost it"):
-        reader(log)
+        read(log)
 
 
 def test_shows_all_requested_messages_of_a_shortened_queue(log: Any) -> None:
-    assert [part.num_rows for part in look(log, 10)] == [10]
+    assert sum(part.num_rows for part in look(log, first=10)) == 10
 
 
 class Holed(Shortened):

@@ -564,7 +564,7 @@ def test_peek(run: Run, text: Run) -> None:
     (row,) = run("peek", "a", "-q", "1", "-n", "1")
     assert (row["topic"], row["queue_id"], row["queue_offset"], row["sharding_key"]) == ("a", 1, 0, "y")
     assert row["store_timestamp"].endswith("Z")
-    for arguments in (["--offset", "1"], ["-q", "0", "--offset", "1", "--last", "1"], ["--last", "3", "-n", "2"]):
+    for arguments in (["--offset", "1"], ["--last", "3", "-n", "2"]):
         assert "CONFLICT" in run("peek", "a", *arguments, code=2)
     assert "BEYOND_END" in run("peek", "a", "-q", "0", "--offset", "4", code=1)
     run("produce", "bytes", "--queues", "1", input=b"\xff\x00")

@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+import duckdb
 import pyarrow as pa
 import pytest
 
@@ -73,6 +74,19 @@ def test_many_messages_are_read_completely_in_the_brokers_portions(everywhere: W
     expected = [b"%d" % number for number in range(5000)] + large + [b"%d" % number for number in range(5040, 5140)]
     assert read(everywhere.broker, queue, 0, 5140) == expected
     assert read(everywhere.broker, queue, 4990, 5050) == expected[4990:5050]
+
+
+def test_messages_are_read_without_spark_in_the_order_of_arrival_and_of_queues(everywhere: World) -> None:
+    log, address = everywhere.log, everywhere.cluster.address
+    for number in range(200):
+        log.append({everywhere.queues[number % 2]: rows([b"%d" % number], sharding_key=["ab"[number % 3 == 0]])})
+    messages = orderedmq.read(everywhere.topic, namesrvAddr=address)
+    assert [row["body"] for row in messages] == [b"%d" % number for number in range(200)]
+    by_queue = orderedmq.read(everywhere.topic, namesrvAddr=address, order="queue", key="b", columns=("body",))
+    assert by_queue.to_arrow()["body"].to_pylist() == [b"%d" % n for m in range(2) for n in range(m, 200, 2) if n % 3 == 0]
+    relation = duckdb.sql("SELECT count(DISTINCT queue_offset), count(DISTINCT queue_id) FROM messages")
+    assert relation is not None
+    assert relation.fetchall() == [(100, 2)]
 
 
 def test_a_delayed_message_of_another_producer_is_read_when_it_is_due(everywhere: World) -> None:
