@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
 
+from orderedmq.broker import Broker
 from orderedmq.cli import queue_names
 from orderedmq.cli.groups import Group
 from orderedmq.cli.parked import Keys
 from orderedmq.cli.queue_names import KeyTypeOption, SelectorOption
 from orderedmq.cli.shell import Column, Full, Shell, command, commands, fault
+from orderedmq.cli.topics import Yes
 from orderedmq.conditions import OffsetCondition, OptionCondition
-from orderedmq.errors import OffsetError, OptionError, no_such_offset
+from orderedmq.errors import OffsetError, OptionError, RocketMQError, no_such_offset
 from orderedmq.model import EMBEDDED_BROKER, check_group
 from orderedmq.options.values import parse_timestamp
 from orderedmq.routing.selector import keying_of
@@ -26,7 +29,7 @@ from orderedmq.tools.dead_letters import (
     require_one_broker,
 )
 from orderedmq.tools.readable import body_fields, body_text, moment, recent_moment
-from orderedmq.tools.replay import Replayed, replay
+from orderedmq.tools.replay import Replayed, other_readers, replay
 
 app = commands("List and replay dead letters: messages whose retries all failed.")
 
@@ -227,6 +230,7 @@ def replay_letters(
     ] = None,
     key_type: KeyTypeOption = None,
     selector: SelectorOption = None,
+    yes: Yes = False,
 ) -> None:
     """Send dead letters again to the topics that they came from: to the queue of their sharding key, or without a key to their old queue.
 
@@ -236,11 +240,11 @@ def replay_letters(
     Give --offset, or --all, or conditions (--key, --error, --since, --quarantined). A letter is sent if it meets all conditions. Without
     --offset, letters that an earlier replay --all has sent are left out. --limit sends only the first letters.
 
-    A letter becomes a new message at the end of its queue, after later messages of its key, for all groups that read the topic. The
-    letter itself is kept. Without conditions, --all and --limit record what they have sent in the offsets of the group dlq-replay, and
-    the next replay continues there. group seek dlq-replay --topic %DLQ%GROUP makes the letters replayable again. Letters chosen by
-    --offset or by conditions are sent each time, and again by a later --all. If a replay of all letters over RocketMQ is killed, the next
-    one repeats up to 500 letters. It can begin after a minute.
+    A letter becomes a new message at the end of its queue, after later messages of its key, for all groups that read the topic. If there
+    are others, the command names them and asks first. The letter itself is kept. Without conditions, --all and --limit record what they
+    have sent in the offsets of the group dlq-replay, and the next replay continues there. group seek dlq-replay --topic %DLQ%GROUP makes
+    the letters replayable again. Letters chosen by --offset or by conditions are sent each time, and again by a later --all. If a replay of
+    all letters over RocketMQ is killed, the next one repeats up to 500 letters. It can begin after a minute.
 
     Each message records how often it was replayed. If it becomes a dead letter again after --max-replays replays, that letter is in
     quarantine, and only a replay with --quarantined sends it.
@@ -267,7 +271,23 @@ def replay_letters(
         if queues:
             try:
                 with shell.progress("replaying") as bar:
-                    replay(broker, queues, chosen, replayed, limit=limit, to_topic=to_topic, keying=keying, progress=bar.at)
+
+                    def confirm(topics: Mapping[str, int]) -> None:
+                        bar.progress.stop()
+                        _ask(shell, broker, group, topics, yes)
+                        bar.progress.start()
+
+                    replay(
+                        broker,
+                        queues,
+                        chosen,
+                        replayed,
+                        limit=limit,
+                        to_topic=to_topic,
+                        keying=keying,
+                        progress=bar.at,
+                        confirm=confirm,
+                    )
             except BaseException:
                 if replayed.letters:
                     shell.note(f"{replayed.letters:,} dead letters were replayed before the failure")
@@ -290,3 +310,16 @@ def replay_letters(
         )
     if replayed.deleted:
         shell.note(f"{replayed.deleted:,} dead letters were deleted by retention before a replay of all letters reached them")
+
+
+def _ask(shell: Shell, broker: Broker, group: str, topics: Mapping[str, int], yes: bool) -> None:
+    """Name the other groups that get the letters, and ask. ``topics``: how many letters go to each topic."""
+    try:
+        readers = other_readers(broker, group, topics)
+    except RocketMQError as error:
+        if not error.denied:
+            raise
+        readers = ["all others, which this account may not list"]
+    if readers:
+        letters = f"{sum(topics.values()):,} dead letters of group {group} to {', '.join(sorted(topics))}"
+        shell.ask(f"Send {letters}? Groups that also read there: {', '.join(readers)}.", yes)

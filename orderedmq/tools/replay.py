@@ -13,9 +13,10 @@ text, the producer hashed numbers. A replay of such a letter is refused until th
 
 from __future__ import annotations
 
+import contextlib
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, Final, NamedTuple
@@ -24,7 +25,7 @@ import pyarrow as pa
 
 from orderedmq.broker import Broker, Log
 from orderedmq.conditions import LockCondition, OffsetCondition, OptionCondition, TopicCondition
-from orderedmq.errors import LockError, MessageError, OffsetError, OptionError, TopicError
+from orderedmq.errors import GroupError, LockError, MessageError, OffsetError, OptionError, TopicError
 from orderedmq.model import MessageQueue, check_topic
 from orderedmq.ownership.lock import LockToken, Refusal
 from orderedmq.routing.selector import KeyedSelectorName, Keying, keying_of
@@ -68,14 +69,15 @@ def replay(
     to_topic: str | None = None,
     keying: Keying | None = None,
     progress: Callable[[int, int], None] = lambda _done, _of: None,
+    confirm: Callable[[Mapping[str, int]], None] = lambda _topics: None,
 ) -> None:
     """Send the letters of ``queues`` that ``chosen`` selects and no replay of all letters has sent, at most ``limit`` letters.
 
-    ``queues`` come from `letter_queues`. Letters chosen by offset are sent even if they were replayed before. ``done`` counts the
-    letters sent; ``progress`` gets the number sent and the number to send. Before anything is sent, the topic and queue of every
-    letter are determined. ``keying`` None: the key's text chooses the queue. Raises OffsetError, TopicError, MessageError
-    BAD_KEY; OptionError MISSING if a letter's queue was chosen by a number, or if a letter chosen by offset is in quarantine;
-    LockError HELD_BY_OTHER or LOST.
+    ``queues`` come from `letter_queues`. Letters chosen by offset are sent even if they were replayed before. ``done`` counts the letters
+    sent; ``progress`` gets the number sent and the number to send. Before anything is sent, the topic and queue of every letter are
+    determined, and ``confirm`` gets the number for each topic, and may raise an error. ``keying`` None: the key's text chooses the queue.
+    Raises OffsetError, TopicError, MessageError BAD_KEY; OptionError MISSING if a letter's queue was chosen by a number, or if a letter
+    chosen by offset is in quarantine; LockError HELD_BY_OTHER or LOST.
     """
     if to_topic is not None:
         check_topic(to_topic, writing=True)
@@ -93,7 +95,7 @@ def replay(
                         f"the dead letters of {queue.topic} are being replayed by {answer.client_id or 'another process'}. Wait "
                         f"until that replay ends. If it was killed or is stuck, its lock ends in {answer.remaining:.0f} s at the latest",
                     )
-            _Replay(broker, tokens, chosen, limit, to_topic, keying, done, progress).run()
+            _Replay(broker, tokens, chosen, limit, to_topic, keying, done, progress, confirm).run()
         finally:
             broker.groups.unlock(tokens)
     finally:
@@ -131,6 +133,20 @@ def replay_dead_letters(
     return done
 
 
+def other_readers(broker: Broker, group: str, topics: Collection[str]) -> list[str]:
+    """Return the other groups that have offsets in these topics, so that they get what a replay sends there.
+
+    Raises RocketMQError NO_PERMISSION if the account may not see all groups.
+    """
+    readers = []
+    for name in broker.admin.groups():
+        # A group may be deleted after it was listed.
+        with contextlib.suppress(GroupError):
+            if name not in (group, REPLAY_GROUP) and any(queue.topic in topics for queue in broker.admin.group_offsets(name)):
+                readers.append(name)
+    return readers
+
+
 class _Part(NamedTuple):
     """The ranges of one queue that a replay searches for letters. ``upto``: see `replayed_to`."""
 
@@ -158,6 +174,7 @@ class _Replay:
     keying: Keying | None
     done: Replayed
     progress: Callable[[int, int], None]
+    confirm: Callable[[Mapping[str, int]], None]
 
     def run(self) -> None:
         broker, done = self.broker, self.done
@@ -167,11 +184,13 @@ class _Replay:
         targets: dict[str, list[MessageQueue]] = (
             {} if self.to_topic is None else {self.to_topic: broker.log.targets(self.to_topic)}
         )
-        total = 0
+        topics = Counter[str]()
         for piece in self._pieces(parts):
             self._check(piece, targets)
-            total += len(piece.letters)
+            topics.update(self.to_topic or _origin(letter).topic for letter in piece.letters)
             done.quarantined += len(piece.held)
+        if topics:
+            self.confirm(topics)
         for piece in self._pieces(parts):
             if piece.letters:
                 self._send(piece, targets, piece.end if in_turn else None)
@@ -179,7 +198,7 @@ class _Replay:
                 broker.groups.commit({piece.token: piece.end})
             done.letters += len(piece.letters)
             done.topics.update(self.to_topic or _origin(letter).topic for letter in piece.letters)
-            self.progress(done.letters, total)
+            self.progress(done.letters, topics.total())
 
     def _part(self, token: LockToken, in_turn: bool) -> _Part:
         broker, queue = self.broker, token.queue

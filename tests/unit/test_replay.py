@@ -98,6 +98,26 @@ ORDERS = [
 ]
 
 
+# -- other groups
+
+
+def test_a_replay_names_the_other_groups_that_get_the_letters_and_asks(run: Run, broker: Broker) -> None:
+    give_up(broker, ORDERS[:2])
+    for group, topic in (("shipping", "a"), ("mail", "b"), ("dlq-replay", "a"), ("g", "a")):
+        broker.admin.seek(group, {broker.log.queues(topic)[0]: 0})
+    said = run("dlq", "replay", "g", "--all", code=2)
+    assert "Send 2 dead letters of group g to a? Groups that also read there: shipping." in said
+    assert "Give --yes" in said
+    assert "mail" in run("dlq", "replay", "g", "--key", "x", "--to-topic", "b", code=2)
+    assert sent(broker) == sent(broker, "b") == []
+    assert run("dlq", "replay", "g", "--all", "--yes")[0]["replayed"] == 2
+    # Nothing is left to send, and nobody else reads the topic.
+    assert run("dlq", "replay", "g", "--all")[0]["replayed"] == 0
+    broker.admin.delete_group("shipping")
+    assert run("dlq", "replay", "g", "--key", "x", "--offset", "0", code=2)
+    assert run("dlq", "replay", "g", "--offset", "0")[0]["replayed"] == 1
+
+
 # -- selection
 
 

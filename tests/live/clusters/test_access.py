@@ -304,7 +304,9 @@ ROLES: dict[str, Role] = {
     "lock release": Role(("`lock release",), beside("lock", "release", "NAME", "--force"), "billing"),
     "dlq list": Role(("`dlq list",), run("dlq", "list", "returns"), "billing"),
     "dlq replay": Role(
-        ("`dlq list", "`dlq replay"), run("dlq", "replay", "returns", "--offset", "0", "--to-topic", "orders"), "billing"
+        ("`dlq list", "`dlq replay"),
+        run("dlq", "replay", "returns", "--offset", "0", "--to-topic", "orders", "--yes"),
+        "billing",
     ),
 }
 #: Roles that use an existing name instead of a unique one.
