@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any, Final
 
 import typer
@@ -18,6 +19,7 @@ from orderedmq.cli.topics import Name
 from orderedmq.conditions import DataLossCondition, OptionCondition
 from orderedmq.errors import DataLossError, OptionError
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue, OffsetRange
+from orderedmq.options.values import parse_timestamp
 from orderedmq.tools.readable import body_fields, body_text, moment, one_line, recent_moment, shortened
 from orderedmq.tools.reader import Ranges, Selection, batches, ranges, rows
 
@@ -55,6 +57,14 @@ def peek(
         ),
     ] = None,
     offset: Annotated[int | None, typer.Option(min=0, help="Begin at this offset. Needs --queue.", show_default=False)] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(
+            help="Only messages stored at this time or later, in ISO-8601 (UTC unless it has a zone) or in ms since 1970.",
+            metavar="TIME",
+            show_default=False,
+        ),
+    ] = None,
     last: Annotated[
         int | None, typer.Option(min=1, help="Number of messages to show from the end.", show_default=False)
     ] = None,
@@ -77,7 +87,7 @@ def peek(
         typer.Option(
             "--follow",
             "-f",
-            help="Show new messages as they arrive, until Ctrl-C. With --last or --offset, also show earlier messages.",
+            help="Show new messages as they arrive, until Ctrl-C. With --last, --offset or --since, also show earlier messages.",
         ),
     ] = False,
     full: Full = False,
@@ -90,11 +100,14 @@ def peek(
     if last is not None and count is not None and not follow:
         raise OptionError(OptionCondition.CONFLICT, "option --last already says how many messages to show. Drop --count")
     chosen = Selection((*_COLUMNS, "properties") if shell.json else _COLUMNS, key, last=last)
+    stored = None if since is None else parse_timestamp(since.strip(), "--since")
     with shell.broker() as broker:
+        spans = ranges(broker.log, topic, queue or "", offset, stored)
         if follow:
-            _follow(shell, broker.log, topic, queue or "", offset, chosen, count, full)
+            from_end = last is not None or (offset is None and since is None)
+            topic_or_queue = partial(_queues, broker.log, topic, None if queue is None else spans)
+            _follow(shell, broker.log, topic_or_queue, spans, from_end, chosen, count, full)
             return
-        spans = ranges(broker.log, topic, queue or "", offset)
         chosen = chosen if last is not None else replace(chosen, first=count or 10)
         messages = [row for part in _parts(broker.log, spans, chosen) for row in part]
     columns: tuple[Column, ...] = (
@@ -113,22 +126,27 @@ def peek(
 
 
 def _follow(
-    shell: Shell, log: Log, topic: str, queue: str, offset: int | None, chosen: Selection, count: int | None, full: bool
+    shell: Shell,
+    log: Log,
+    queues: Callable[[], Sequence[MessageQueue]],
+    spans: Ranges,
+    from_end: bool,
+    chosen: Selection,
+    count: int | None,
+    full: bool,
 ) -> None:
-    """Show messages as they arrive, until Ctrl-C or until ``count`` messages are shown. First show the last ones that `chosen` has."""
-    spans = ranges(log, topic, queue, offset)
+    """Show messages as they arrive, until Ctrl-C or until ``count`` messages are shown. First show the last ones that `chosen` has.
+
+    ``queues`` returns the queues to read. ``from_end``: begin at the ends of ``spans``, not at their beginnings.
+    """
     if sys.stdout.isatty():
         shell.note("waiting for messages. Press Ctrl-C to end")
-
-    def there() -> list[MessageQueue]:
-        return [each for each in log.queues(topic) if not queue or each in spans]
 
     def parts() -> Iterator[list[dict[str, Any]]]:
         if chosen.last is not None:
             yield from _parts(log, spans, chosen)
-        from_end = offset is None or chosen.last is not None
         positions = {each: end if from_end else begin for each, (begin, end) in spans.items()}
-        for arrived in arrivals(log, there, positions, shell.note):
+        for arrived in arrivals(log, queues, positions, shell.note):
             yield from _parts(log, arrived, replace(chosen, last=None))
 
     lines, left = Lines(shell, full), sys.maxsize if count is None else count
@@ -141,6 +159,10 @@ def _follow(
     except KeyboardInterrupt:
         # Ctrl-C is the normal end.
         return
+
+
+def _queues(log: Log, topic: str, only: Ranges | None) -> list[MessageQueue]:
+    return [queue for queue in log.queues(topic) if only is None or queue in only]
 
 
 def _parts(log: Log, spans: Ranges, chosen: Selection) -> Iterator[list[dict[str, Any]]]:

@@ -561,6 +561,11 @@ def test_peek(run: Run, text: Run) -> None:
     assert run("peek", "a", "--key", "z") == []
     assert "no messages" in text("peek", "a", "--key", "z")
     assert "[3]" in text("peek", "a")
+    later = run("peek", "a", "-q", "0")[1]["store_timestamp"]
+    since = [row["body"] for row in run("peek", "a", "-q", "0", "--since", later)]
+    assert since == [row["body"] for row in run("peek", "a", "-q", "0") if row["store_timestamp"] >= later]
+    assert run("peek", "a", "--since", "2100-01-01T00:00:00") == []
+    assert "INVALID" in run("peek", "a", "--since", "yesterday", code=2)
     (row,) = run("peek", "a", "-q", "1", "-n", "1")
     assert (row["topic"], row["queue_id"], row["queue_offset"], row["sharding_key"]) == ("a", 1, 0, "y")
     assert row["store_timestamp"].endswith("Z")
@@ -619,6 +624,8 @@ def test_follow_ends_after_a_count_and_says_when_the_topic_is_another(store: Pat
         broker.log.append({queue: pa.record_batch({"body": [body]})})
     result = CliRunner().invoke(app, ["peek", "a", "-f", "-q", "0", "--offset", "1", "-n", "2", "--path", str(store)])
     assert [json.loads(line)["body"] for line in result.stdout.splitlines()] == ["1", "2"]
+    result = CliRunner().invoke(app, ["peek", "a", "-f", "--since", "2020-01-01", "-n", "3", "--path", str(store)])
+    assert [json.loads(line)["body"] for line in result.stdout.splitlines()] == ["0", "1", "2"]
     result = CliRunner().invoke(app, ["peek", "a", "-f", "--last", "2", "-n", "2", "--no-json", "--path", str(store)])
     assert [line.split()[-1] for line in result.stdout.splitlines()] == ["1", "2"]
     following = Following(store, "--last", "1")
