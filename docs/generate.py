@@ -5,7 +5,8 @@
 can be read in the repository, and a test compares them with the code.
 
 MkDocs loads this module as a hook (``hooks`` in mkdocs.yml). In the site only, a document of the repository's root replaces a line
-``<!-- include: FILE -->``. This module does not import MkDocs, so that tests can use it without MkDocs.
+``<!-- include: FILE -->``, and llms.txt lists the pages for language models. This module does not import MkDocs, so that tests can use it
+without MkDocs.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
+import yaml
 from typer.main import get_command
 
 from orderedmq.cli import COMMANDS, GROUPS, app, load
@@ -517,6 +519,38 @@ def _bug(bug: Any) -> str:
 
 def _words_of(name: str) -> str:
     return name.removeprefix("test_").strip("_").replace("_", " ")
+
+
+# The list of pages for language models.
+
+
+def on_post_build(config: Mapping[str, Any], **_: Any) -> None:
+    """Write llms.txt into the site that MkDocs has built."""
+    (Path(config["site_dir"]) / "llms.txt").write_text(llms())
+
+
+def llms() -> str:
+    """Return the pages of the site, in its order, each with its first sentence (https://llmstxt.org)."""
+    site = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+    lines = [f"# {site['site_name']}", "", f"> {site['site_description']}", ""]
+    sections: dict[str, list[str]] = {}
+    for entry in site["nav"]:
+        ((title, target),) = entry.items()
+        pages = [page for one in target for page in one.items()] if isinstance(target, list) else [(title, target)]
+        # Pages outside a section come first.
+        sections.setdefault(title if isinstance(target, list) else "Overview", []).extend(
+            f"- [{name}](./{file.removesuffix('.md').removesuffix('index')}): {_first_sentence(file)}" for name, file in pages
+        )
+    for section, entries in sections.items():
+        lines += [f"## {section}", "", *entries, ""]
+    return "\n".join(lines)
+
+
+def _first_sentence(file: str) -> str:
+    text = _INCLUDE.sub(lambda found: include(found[1]), (ROOT / "docs" / file).read_text())
+    paragraphs = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE).split("\n\n")
+    prose = next(" ".join(one.split()) for one in paragraphs if re.match(r"[\w`]", one))
+    return re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", re.split(r"(?<=\.) ", prose)[0])
 
 
 MAKERS: Final[Mapping[str, Callable[..., str]]] = {

@@ -200,6 +200,15 @@ def test_what_users_copy_imports_public_names_of_the_packages() -> None:
     assert imported == set(packages)
 
 
+def test_the_list_for_language_models_has_every_page_with_a_sentence(tmp_path: Path, generate: ModuleType) -> None:
+    generate.on_post_build({"site_dir": str(tmp_path)})
+    listed = re.findall(r"^- \[.+\]\(\./(.*)\): (.+)$", (tmp_path / "llms.txt").read_text(), re.MULTILINE)
+    assert sorted(address for address, _ in listed) == sorted(
+        str(path.relative_to(ROOT / "docs").with_suffix("")).removesuffix("index") for path in PAGES
+    )
+    assert [sentence for _, sentence in listed if not re.match(r".{15,}\.$", sentence)] == []
+
+
 def test_the_readme_is_short_enough_to_be_read() -> None:
     text = (ROOT / "README.md").read_text()
     assert len(re.findall(r"\]\(", text)) <= 15, "links and pictures"
