@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 import orderedmq
 from orderedmq.java import ensure_java
 from tests.contract.support import bodies
+from tests.snippets import snippets
 
 ROOT = Path(__file__).resolve().parents[3]
 PROJECT = ROOT / "examples" / "pipeline"
@@ -75,6 +77,53 @@ def test_two_runs_of_the_pipeline_each_take_what_is_new(folder: Path) -> None:
     with orderedmq.connect(folder / "data" / "omq") as broker:
         for group in ("warehouse", "shipping"):
             assert sum(broker.admin.group_offsets(group).values()) == 8
+
+
+#: The newest release of Spark whose jar of tests Maven Central has. It has a catalog with MERGE.
+CATALOG_JAR = "https://repo1.maven.org/maven2/org/apache/spark/spark-catalyst_2.13/4.2.0/spark-catalyst_2.13-4.2.0-tests.jar"
+CATALOG = "org.apache.spark.sql.connector.catalog.SharedTablesInMemoryRowLevelOperationTableCatalog"
+#: The catalog's tables are lost when the run ends.
+LATEST = """
+from pyspark import pipelines as dp
+from pyspark.sql import DataFrame, SparkSession
+
+
+@dp.materialized_view
+def latest() -> DataFrame:
+    return SparkSession.active().read.table("lake.shop.orders").select("order_id", "status")
+"""
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+def test_an_auto_cdc_flow_keeps_the_latest_state_of_each_key(folder: Path) -> None:
+    """Orders change before and after a resize of the topic, and all changes are in one micro-batch."""
+    jar = folder / "catalog.jar"
+    try:
+        urllib.request.urlretrieve(CATALOG_JAR, jar)
+    except OSError as error:
+        if os.environ.get("CI") == "true":
+            raise
+        pytest.skip(str(error))
+    for definitions in (folder / "transformations").iterdir():
+        definitions.unlink()
+    (changes,) = (one for one in snippets(ROOT / "docs" / "guides" / "pipelines.md") if "create_auto_cdc_flow" in one.code)
+    (folder / "transformations" / "changes.py").write_text(changes.code)
+    (folder / "transformations" / "latest.py").write_text(LATEST)
+    produce = "orderedmq --path data/omq produce orders --key order --tags-field event --file"
+    typed(
+        f"""
+        echo "storage: file://$PWD/storage" >> spark-pipeline.yml
+        orderedmq --path data/omq topic create orders --queues 2
+        {produce} first.jsonl
+        orderedmq --path data/omq topic resize orders --queues 3
+        {produce} later.jsonl
+        spark-pipelines run --conf spark.jars={jar} --conf spark.sql.catalog.lake={CATALOG}
+        """,
+        folder,
+    )
+    latest = {row["order_id"]: row["status"] for row in table(folder, "latest")}
+    assert latest == {"order-1": "paid", "order-3": "paid", "order-4": "paid"}
 
 
 def test_the_guide_has_the_definitions_of_the_project() -> None:
