@@ -6,23 +6,33 @@ import json
 import re
 import shlex
 from pathlib import Path
+from typing import Any, Final
 
 import pytest
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 from orderedmq.cli import app
-from tests.snippets import ROOT, Snippet, name, pages, quick_start, run
+from tests.schema_registry import schema_registry
+from tests.snippets import ROOT, Snippet, execute, name, pages, quick_start, run, snippets
 
 PAGES = pages()
+_FIELDS: Final = [
+    {"name": "id", "type": "long"},
+    {"name": "status", "type": "string"},
+    {"name": "note", "type": ["null", "string"]},
+]
+#: The schemas in the registry of the guide about bodies.
+ORDER: Final = {"type": "record", "name": "Order", "fields": _FIELDS}
+ORDER_2: Final = {**ORDER, "fields": [*_FIELDS, {"name": "currency", "type": "string", "default": "EUR"}]}
 #: Pages whose snippets take 7 s or longer. Only the long tier runs them.
 LONG = (
     "formats",
     "other-sinks",
     "stateful-processing",
     "order-per-key",
+    "conversations",
     "sink",
-    "migrating-from-kafka",
     "deploying",
     "rollouts",
 )
@@ -36,7 +46,24 @@ def test_the_snippets_of_a_page_run_one_after_another(
     path: Path, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    run(PAGES[path], spark, tmp_path)
+    with schema_registry({7: ORDER, 8: ORDER_2}) as address:
+        run(PAGES[path], spark, tmp_path, {"http://registry:8081": address})
+
+
+@pytest.mark.nightly
+def test_a_schema_registry_that_is_away_makes_no_dead_letter() -> None:
+    """A body whose schema cannot be fetched now is not a bad body, so its error must pass `decoding`."""
+    guide: dict[str, Any] = {"__name__": "__main__"}
+    formats = ROOT / "docs" / "guides" / "formats.md"
+    with schema_registry({}) as address:
+        for snippet in snippets(formats):
+            if any(name in snippet.code for name in ("ORDER = parse_schema", "class RegistryAway")):
+                execute(snippet._replace(code=snippet.code.replace("http://registry:8081", address)), guide)
+        with pytest.raises(guide["RegistryAway"]):
+            guide["decode_framed"](b"\0" + (500).to_bytes(4, "big"))
+        with pytest.raises(ValueError, match="schema 9 is not known"):
+            guide["decode_framed"](b"\0" + (9).to_bytes(4, "big"))
+    assert not issubclass(guide["RegistryAway"], Exception)
 
 
 def test_the_quick_start_runs(spark: SparkSession, tmp_path: Path) -> None:
