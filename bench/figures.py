@@ -1,7 +1,7 @@
-"""The figures of the bench, the runs that are kept, and the tables of these runs in documents.
+"""The figures of the bench, the runs that are kept, and the tables of these runs in docs/reference/measurements.md.
 
-``docs/bench-results.json`` has the newest runs: the date of each, how busy the machine was before it, and its figures. A document has
-a table between the comments ``<!-- bench: CASE ... -->`` and ``<!-- end of bench -->``; the table of Kafka's cases says which
+``docs/bench-results.json`` has the newest runs: the date of each, how busy the machine was before it, and its figures. The page has a
+table between the comments ``<!-- bench: CASE ... -->`` and ``<!-- end of bench -->``; the table of Kafka's cases says which
 side is ahead. A figure of several runs is quoted as the range of their medians. This module needs neither Spark nor brokers,
 because tests use it to compare documents with the runs.
 """
@@ -17,8 +17,7 @@ from typing import Any, Final
 
 ROOT: Final = Path(__file__).parents[1]
 RESULTS: Final = ROOT / "docs" / "bench-results.json"
-PAGE: Final = ROOT / "docs" / "performance.md"
-AGAINST_KAFKA: Final = ROOT / "docs" / "guides" / "against-kafka.md"
+PAGE: Final = ROOT / "docs" / "reference" / "measurements.md"
 #: Documents quote this many runs of a case, the newest ones. A run that no document quotes any more is not kept.
 QUOTED: Final = 3
 
@@ -172,7 +171,7 @@ def versus(runs: Sequence[Run], cases: Iterable[str]) -> str:
         *(f"{one[0].upper()}{one[1:]}." for one in without),
         f"{'; '.join(software)}. Runs, UTC: {', '.join(sorted(used))}.",
     ]
-    return "\n".join([*lines, "", " ".join(notes)])
+    return "\n".join([*(lines if len(lines) > 2 else []), "", " ".join(notes)]).lstrip()
 
 
 def _ahead(figures: Sequence[Figure]) -> str:
@@ -206,8 +205,7 @@ def fill_page(text: str, runs: Sequence[Run]) -> str:
 def write_documents() -> None:
     """Write the kept runs' figures into the documents."""
     runs = read_runs()
-    for page in (PAGE, AGAINST_KAFKA):
-        page.write_text(fill_page(page.read_text(), runs))
+    PAGE.write_text(fill_page(PAGE.read_text(), runs))
 
 
 HEAD: Final = ("case", "what", "ours", "peer", "unit", "ratio", "target", "met")

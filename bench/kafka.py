@@ -187,6 +187,33 @@ def copy(bench: Bench) -> list[Figure]:
     return [*figures("copy", found, _per_row()), *_flushed("copy", found)]
 
 
+def into(bench: Bench) -> list[Figure]:
+    """Measure a query from a Kafka topic to a topic of the embedded broker, both tuned."""
+    made = rig(bench)
+
+    def copied() -> dict[str, float]:
+        topic = bench.fresh("into").name
+        with orderedmq.connect(made.store) as broker:
+            broker.admin.create_topic(topic, QUEUES, compression="none")
+        try:
+            return _drained(
+                made,
+                lambda: made.from_kafka(TUNED, TUNED_READ).selectExpr("key AS sharding_key", "value AS body"),
+                "orderedmq",
+                path=str(made.store),
+                topic=topic,
+            )
+        finally:
+            with orderedmq.connect(made.store) as broker:
+                broker.admin.delete_topic(topic)
+
+    found = interleaved(rounds(bench), {_OURS: copied})
+    return [
+        Figure("into", f"from Kafka to the embedded broker, {what}", found[_OURS][name], unit)
+        for name, what, unit, _ in THROUGHPUT
+    ]
+
+
 def _batches(query: StreamingQuery) -> list[Mapping[str, int]]:
     """Return the times of the micro-batches with rows so far, in ms by phase. Raises RuntimeError if the query failed."""
     error = query.exception()

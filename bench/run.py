@@ -39,6 +39,7 @@ CASES: Final[dict[str, Callable[[Bench], list[Figure]]]] = {
     "kafka-read": kafka.read,
     "kafka-write": kafka.write,
     "kafka-copy": kafka.copy,
+    "kafka-into": kafka.into,
     "kafka-small-batches": kafka.small_batches,
     "kafka-start": kafka.start,
     "kafka-restart": kafka.restart,

@@ -553,6 +553,16 @@ def _first_sentence(file: str) -> str:
     return re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", re.split(r"(?<=\.) ", prose)[0])
 
 
+# The exporter's metrics.
+
+
+def metrics() -> str:
+    """Return the table of the exporter's metrics."""
+    kinds: tuple[Any, ...] = import_module("orderedmq.ui.metrics").METRICS
+    rows = [f"| `{kind.name}` | {', '.join(kind.labels) or 'none'} | {_cell(kind.meaning)} |" for kind in kinds]
+    return "\n".join(["| metric | labels | meaning |", "|---|---|---|", *rows])
+
+
 MAKERS: Final[Mapping[str, Callable[..., str]]] = {
     "options": options,
     "conditions": conditions,
@@ -562,6 +572,7 @@ MAKERS: Final[Mapping[str, Callable[..., str]]] = {
     "reliability": reliability,
     "simulations": simulations,
     "planted": planted,
+    "metrics": metrics,
 }
 
 

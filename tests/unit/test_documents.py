@@ -28,7 +28,6 @@ from orderedmq.listening.key_engine import OrderPerKey
 from orderedmq.options.parse import OPTIONS
 from orderedmq.ownership import membership, offsets
 from orderedmq.schema import MESSAGE_SCHEMA
-from orderedmq.ui.metrics import METRICS
 from tests.snippets import snippets
 
 ROOT = Path(__file__).parents[2]
@@ -247,10 +246,3 @@ def test_the_page_of_compatibility_names_tests_that_exist_and_todays_formats() -
 def test_no_document_names_a_folder_of_its_authors_machine() -> None:
     for path in DOCUMENTS:
         assert not re.search(r"(?<![\w.])/(?:root|work|Users|private)\b", path.read_text()), path
-
-
-def test_the_page_of_monitoring_has_every_metric() -> None:
-    text = page("guides/monitoring.md")
-    of_exporter = text.partition("## Metrics of the exporter\n")[2].partition("\n## ")[0]
-    told = re.findall(r"^\| `(orderedmq_\w+)` \| ([^|]*) \|", of_exporter, re.MULTILINE)
-    assert told == [(kind.name, ", ".join(kind.labels) or "none") for kind in METRICS]
