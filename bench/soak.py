@@ -2,8 +2,9 @@
 
 The processes of a query run without Spark's JVM (`soak_loop`), so a micro-batch takes some milliseconds. Every micro-batch has one
 message. Each sample is a line of JSON in the output file, so a run that was stopped early is still useful. ``--keep`` writes the results
-to docs/soak-results.json, and their table into docs/reference/measurements.md between the comments ``<!-- soak -->`` and ``<!-- end of soak -->``.
-The results have for each kind the first sample after the warm-up, the last one, and the largest value of each figure between these two.
+to docs/soak-results.json, and their table into docs/reference/measurements.md between the comments ``<!-- soak -->`` and
+``<!-- end of soak -->``. The results have for each kind the first sample after the warm-up, the last one, and the largest value of each
+figure between these two.
 """
 
 from __future__ import annotations

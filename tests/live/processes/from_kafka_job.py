@@ -45,7 +45,9 @@ def main(folder: Path) -> None:
         with contextlib.closing(clients.AdminClient.create(settings)) as admin:
             admin.createTopics(jvm.java.util.Collections.singletonList(topic)).all().get()
         rows = spark.range(MESSAGES).selectExpr("concat('order-', id % 20) AS key", "cast(id AS string) AS value")
-        rows.coalesce(1).write.format("kafka").option("kafka.bootstrap.servers", server.address).option("topic", "orders").save()
+        rows.coalesce(1).write.format("kafka").option("kafka.bootstrap.servers", server.address).option(
+            "topic", "orders"
+        ).save()
         store.kill_in_batch(partial(guide["copy"], servers=server.address), spark, batch=1)
         store.assert_same([(f"order-{number % 20}", str(number)) for number in range(MESSAGES)], "orders")
         store.run_to_end(guide["billing"], spark)
