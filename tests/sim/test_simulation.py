@@ -72,6 +72,12 @@ def test_a_seed_is_one_run():
     assert trace(3) == trace(3)
 
 
+@pytest.mark.parametrize("seed", [102041, 102847])
+def test_a_key_goes_on_after_a_dead_letter_that_a_progress_covers(seed: int) -> None:
+    """An earlier attempt has written the dead letter of a message that is still in the parking lot."""
+    assert run(seed).failures == {}
+
+
 def test_seeds_are_of_all_kinds():
     scenarios = [Scenario.of(seed) for seed in range(500)]
     kinds = {(one.calm, one.kind.shared, one.kind.atomic, one.kind.listener) for one in scenarios}

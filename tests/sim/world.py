@@ -394,7 +394,8 @@ class Ledger:
         self.seen: dict[MessageQueue, int] = dict.fromkeys(world.queues, 0)
         #: Messages that come out under this epoch or an earlier one were planned before the last seek.
         self.before_seek: dict[MessageQueue, int] = {}
-        #: The messages whose last outcome since the last seek is that a listener accepted them, and those that were below a progress then.
+        #: The messages whose last outcome since the last seek is that a listener accepted them, and those that were decided and below a
+        #: progress then.
         self.accepted: dict[MessageQueue, set[int]] = {}
         self.finished: dict[MessageQueue, set[int]] = {}
         #: Whether a task works on a queue under a token.
@@ -440,8 +441,9 @@ class Ledger:
             self.world.fail(f"{token.queue}: {offset} is skipped, but no listener has accepted it since the last seek (K7)")
 
     def progress_recorded(self, queue: MessageQueue, offset: int, parked: Collection[int]) -> None:
-        """Record that all messages below ``offset`` are decided, except those that are ``parked``."""
-        below = {one for one in self.accepted.get(queue, ()) if one < offset}
+        """Record that all messages below ``offset`` are decided, except those that are ``parked``. They were accepted or are dead letters."""
+        decided = self.accepted.get(queue, set()) | self.world.letters.get(queue, set())
+        below = {one for one in decided if one < offset}
         self.finished.setdefault(queue, set()).update(below.difference(parked))
 
     def progress_forgotten(self, queue: MessageQueue) -> None:
