@@ -447,7 +447,9 @@ def reliability() -> str:
         "| fault | broker | tests | runs | acknowledged | lost | twice | out of order | other | date |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for (fault, broker), tests in sorted(groups.items(), key=lambda group: (evidence.FAULTS.index(group[0][0]), group[0][1])):
+    for (fault, broker), tests in sorted(
+        groups.items(), key=lambda group: (evidence.FAULTS.index(group[0][0]), group[0][1].lower())
+    ):
         run = [test for test in tests if "date" in test]
         failed = sum(not test["passed"] for test in run)
         of = f"{len(run)} of {len(tests)}" + (f", **{failed} failed**" if failed else "")
