@@ -41,4 +41,4 @@ def test_tables_have_each_message_once_after_kills_pauses_and_take_overs(
         for owner in {lock.owner for lock in world.broker.admin.locks(world.group)}:
             age(world.path, owner, _LONG)
 
-    OnceStorm(world, postgres.database, expire, driver).run(kills=50, take_overs=10, pauses=20)
+    OnceStorm(world, postgres.database, expire, driver).run()

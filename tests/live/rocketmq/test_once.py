@@ -78,6 +78,6 @@ def test_tables_have_each_message_once_after_kills_pauses_and_take_overs(
     world = World(quick_locks, tmp_path)
     try:
         # The locks of this cluster live 3 s.
-        OnceStorm(world, postgres.database, lambda: time.sleep(3), driver).run(kills=50, take_overs=10, pauses=20)
+        OnceStorm(world, postgres.database, lambda: time.sleep(3), driver).run()
     finally:
         world.broker.close()
