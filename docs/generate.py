@@ -1,4 +1,4 @@
-"""Makes the parts of pages that come from the code: options, conditions, the command's help.
+"""Makes the parts of pages that come from the code: options, conditions, the command's help, the API.
 
 ``python docs/generate.py`` writes these parts into the pages, between the lines ``<!-- generated: NAME ARGUMENTS -->`` and
 ``<!-- end of generated -->``. The function with that name in `MAKERS` returns the text. The parts are committed, so that the reference
@@ -13,14 +13,17 @@ from __future__ import annotations
 
 import ast
 import html
+import inspect
 import json
 import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from types import FunctionType
 from typing import Any, Final
 
 import yaml
@@ -565,7 +568,96 @@ def metrics() -> str:
     return "\n".join(["| metric | labels | meaning |", "|---|---|---|", *rows])
 
 
+# The API.
+
+#: A longer signature has a line for each parameter.
+_WIDE: Final = 100
+
+
+class _Annotation(str):
+    """An annotation as it is written in the code, without the quotes of a text."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def api(module: str, *names: str) -> str:
+    """Return the signature and the first paragraph of each public name of a module, or only of ``names``."""
+    home = import_module(module)
+    lines: list[str] = []
+    for name in names or home.__all__:
+        value = getattr(home, name)
+        lines += ["", f"### {name}", ""]
+        if not callable(value):
+            lines.append(f"`{module}.{name} = {value!r}`")
+            continue
+        lines += ["```text", signature(name, value), "```", "", _paragraph(value)]
+        if isinstance(value, type) and (members := list(_members(value))):
+            lines += ["", *members]
+    return "\n".join(lines).strip()
+
+
+def _members(kind: type) -> Iterator[str]:
+    """Yield a line for each public method and property that this project gives to a class, in the order of the code."""
+    own = [each for each in kind.__mro__ if each.__module__.partition(".")[0] in PACKAGES]
+    for name in dict.fromkeys(name for each in reversed(own) for name in vars(each) if not name.startswith("_")):
+        value = inspect.getattr_static(kind, name)
+        if isinstance(value, Enum):
+            yield f"- `{name}`"
+        elif isinstance(value, property):
+            yield f"- `{name}`: {_paragraph(value)}"
+        elif isinstance(value, FunctionType | classmethod | staticmethod):
+            yield f"- `{' '.join(signature(name, getattr(kind, name), method=True).split())}`: {_paragraph(value)}"
+
+
+def signature(name: str, value: Any, *, method: bool = False) -> str:
+    """Return a signature as it is written in the code, with a line for each parameter if it is long."""
+    if isinstance(value, type) and (issubclass(value, Enum | Exception) or getattr(value, "_is_protocol", False)):
+        return f"class {name}"
+    found = inspect.signature(value)
+    parameters = [
+        each.replace(annotation=_written(each.annotation), default=_default_shown(each.default))
+        for each in found.parameters.values()
+        if not (method and each.name == "self")
+    ]
+    text = f"{name}{found.replace(parameters=parameters, return_annotation=_written(found.return_annotation))}"
+    text = text if not isinstance(value, type) else f"class {text.removesuffix(' -> None')}"
+    if len(text) <= _WIDE or method:
+        return text
+    head, tail = text.partition("(")[0], text[text.rindex(")") :]
+    return "\n".join([f"{head}(", *(f"    {each}," for each in _with_markers(parameters)), tail])
+
+
+def _with_markers(parameters: list[inspect.Parameter]) -> Iterator[str]:
+    starred = False
+    for each in parameters:
+        if each.kind is each.KEYWORD_ONLY and not starred:
+            yield "*"
+        starred = starred or each.kind in (each.KEYWORD_ONLY, each.VAR_POSITIONAL)
+        yield str(each)
+
+
+def _written(annotation: Any) -> Any:
+    text = getattr(annotation, "__forward_arg__", annotation)
+    return _Annotation(text) if isinstance(text, str) else annotation
+
+
+def _default_shown(value: Any) -> Any:
+    if isinstance(value, Enum):
+        return _Annotation(f"{type(value).__name__}.{value.name}")
+    return _Annotation("…") if len(repr(value)) > 40 or " at 0x" in repr(value) else value
+
+
+def _paragraph(value: Any) -> str:
+    """Return the first paragraph of a docstring as Markdown."""
+    text = " ".join((inspect.getdoc(value) or "").partition("\n\n")[0].split())
+    return _cell(text.replace("``", "`"))
+
+
 MAKERS: Final[Mapping[str, Callable[..., str]]] = {
+    "api": api,
     "options": options,
     "conditions": conditions,
     "shared_options": shared_options,

@@ -16,6 +16,11 @@ if TYPE_CHECKING:
 __all__ = ["once", "route"]
 
 
+def __dir__() -> list[str]:
+    """Return the public names, for Tab."""
+    return __all__
+
+
 def __getattr__(name: str) -> Any:
     if name != "route":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -51,6 +51,11 @@ _HOMES = {
 }
 
 
+def __dir__() -> list[str]:
+    """Return the public names, for Tab."""
+    return __all__
+
+
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -96,6 +96,11 @@ def register(spark: Any) -> None:
             sessions.setActiveSession(spark._jsparkSession)
 
 
+def __dir__() -> list[str]:
+    """Return the public names, for Tab."""
+    return __all__
+
+
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'orderedmq' has no attribute {name!r}")

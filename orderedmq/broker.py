@@ -190,7 +190,16 @@ class Published:
     ranges: Mapping[MessageQueue, OffsetRange]
 
 
-class Log(Protocol):
+class Interface(Protocol):
+    """An object whose public names are those of its protocol."""
+
+    def __dir__(self) -> Iterable[str]:
+        """Return these names for Tab, without those that a broker's own modules use."""
+        protocols = [kind for kind in type(self).__mro__ if getattr(kind, "_is_protocol", False)]
+        return {name for kind in protocols for name in vars(kind) if not name.startswith("_")}
+
+
+class Log(Interface, Protocol):
     """Describes topics and queues, and finds, reads and appends messages."""
 
     @property
@@ -314,7 +323,7 @@ class Log(Protocol):
         """
 
 
-class Groups(Protocol):
+class Groups(Interface, Protocol):
     """Members, queue locks and group offsets."""
 
     def join(self, owner: str) -> ClientIdentity:
@@ -448,7 +457,7 @@ class Staging(Protocol):
         """Forget the staged rows. Where publishing is not atomic, rows that were already sent stay."""
 
 
-class Outbox(Protocol):
+class Outbox(Interface, Protocol):
     """Writes each batch once. Its rows are invisible until published if publishing is atomic (Capabilities)."""
 
     def register(self, run: SourceRun, queue: MessageQueue, offsets: OffsetRange, token: LockToken | None) -> None:
@@ -479,7 +488,7 @@ class Outbox(Protocol):
         """Delete staged rows that will not be published. Published rows stay."""
 
 
-class Admin(Protocol):
+class Admin(Interface, Protocol):
     """Manages topics and groups. Altering, resizing or trimming a topic of parking lots raises TopicError RESERVED."""
 
     def create_topic(
@@ -564,23 +573,35 @@ class Admin(Protocol):
         """Return the group's current members, in the order in which they joined."""
 
 
-class Broker(Protocol):
+class Broker(Interface, Protocol):
     """A connection to one broker, with the four protocols as attributes. As a context manager, it closes itself at the end."""
 
     @property
-    def capabilities(self) -> Capabilities: ...
+    def capabilities(self) -> Capabilities:
+        """How this kind of broker differs from others by nature."""
+
     @property
     def identity(self) -> str:
         """A text that distinguishes this broker from others of its kind (embedded: the id of the store)."""
 
     @property
-    def log(self) -> Log: ...
+    def log(self) -> Log:
+        """Topics, queues and messages."""
+
     @property
-    def groups(self) -> Groups: ...
+    def groups(self) -> Groups:
+        """Members, locks and offsets, which a source uses."""
+
     @property
-    def outbox(self) -> Outbox: ...
+    def outbox(self) -> Outbox:
+        """What a sink writes through."""
+
     @property
-    def admin(self) -> Admin: ...
-    def close(self) -> None: ...
+    def admin(self) -> Admin:
+        """Creates, changes and deletes topics and groups."""
+
+    def close(self) -> None:
+        """Close the connection."""
+
     def __enter__(self) -> Self: ...
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None: ...

@@ -74,6 +74,7 @@ class OrderedMQError(Exception):
 
     @property
     def condition(self) -> str:
+        """The stable name of the error, such as ORDEREDMQ_LOCK.LOST."""
         return f"{self.family}.{self.sub}"
 
     def during(self, step: str) -> Self:

@@ -231,6 +231,7 @@ class Command:
             )
 
     def to_properties(self) -> dict[str, str]:
+        """Return the properties of the message in a parking lot that carries the command."""
         return {PARKED_COMMAND: self.action, PARKED_OFFSET: str(self.offset)}
 
 

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.trace import Link, Span, Tracer
 
+__all__ = ["extract", "inject"]
+
 #: The properties of a message, as a mapping, or as (name, value) pairs as in a listener's messages.
 Properties = Mapping[str, str] | Sequence[tuple[str, str]]
 
@@ -190,3 +192,8 @@ def _links(contexts: Sequence[Context]) -> list[Link]:
 
     spans = [get_current_span(context).get_span_context() for context in contexts]
     return [Link(span) for span in spans if span.is_valid]
+
+
+def __dir__() -> list[str]:
+    """Return the public names, for Tab."""
+    return __all__

@@ -97,6 +97,11 @@ def positions(write: Once, queues: Sequence[MessageQueue]) -> dict[str, dict[str
     return offsets_to_json({queue: recorded[queue].next if queue in recorded else EARLIEST for queue in queues})
 
 
+def __dir__() -> list[str]:
+    """Return the public names, for Tab."""
+    return __all__
+
+
 def __getattr__(name: str) -> NoReturn:
     if name in ("parquet", "kafka"):
         raise OptionError(

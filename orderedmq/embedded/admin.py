@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import replace
 from typing import Any, Final
 
-from orderedmq.broker import Keep, LockInfo, MemberInfo, QueueBounds, QueueInfo, TopicInfo
+from orderedmq.broker import Admin, Keep, LockInfo, MemberInfo, QueueBounds, QueueInfo, TopicInfo
 from orderedmq.conditions import OptionCondition
 from orderedmq.embedded import garbage, groups, index, outbox, parking_lots, payloads, runs
 from orderedmq.embedded.chunk_codec import CODECS
@@ -65,7 +65,7 @@ from orderedmq.parking import (
 _FOREVER: Final = 1e300
 
 
-class EmbeddedAdmin:
+class EmbeddedAdmin(Admin):
     """The Admin protocol. ``store(create)`` opens the store, and creates a missing one if ``create`` is true."""
 
     def __init__(self, store: Callable[[bool], Store], clock: Clock, members: Callable[[], EmbeddedGroups]) -> None:

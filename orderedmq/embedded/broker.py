@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NoReturn, Self
 
+from orderedmq.broker import Broker
 from orderedmq.conditions import StoreCondition
 from orderedmq.embedded import garbage
 from orderedmq.embedded.admin import EmbeddedAdmin
@@ -21,7 +22,7 @@ from orderedmq.endpoint import EMBEDDED, Capabilities
 from orderedmq.errors import StoreError, stays_here
 
 
-class EmbeddedBroker:
+class EmbeddedBroker(Broker):
     """A connection to the store in one directory. Several connections, in one process or many, may share the store."""
 
     def __init__(

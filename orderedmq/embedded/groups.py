@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import pyarrow as pa
 
-from orderedmq.broker import Progress
+from orderedmq.broker import Groups, Progress
 from orderedmq.embedded import dead_letters, garbage, parking_lots
 from orderedmq.embedded.clock import Clock
 from orderedmq.embedded.liveness import Presence, is_alive
@@ -106,7 +106,7 @@ def all_members(txn: Transaction, group: str) -> dict[str, Member]:
     return {row.client_id: schema.member_of(row) for row in txn.scan(MEMBERS, group)}
 
 
-class EmbeddedGroups:
+class EmbeddedGroups(Groups):
     """The Groups protocol. Thread-safe."""
 
     def __init__(self, store: Store, clock: Clock) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from orderedmq.broker import PullSettings, QueueBounds, Receipt, TopicInfo
+from orderedmq.broker import Log, PullSettings, QueueBounds, Receipt, TopicInfo
 from orderedmq.conditions import OptionCondition
 from orderedmq.embedded import chunk_codec as codec
 from orderedmq.embedded import garbage, index, payloads
@@ -92,7 +92,7 @@ def _whole(txn: Transaction, topic: TopicInfo, chunk: Chunk, columns: tuple[str,
     return repaired_rows(codec.rows_of(payloads.load(txn, chunk), chunk, columns, topic.incarnation))[0]
 
 
-class EmbeddedLog:
+class EmbeddedLog(Log):
     """The Log protocol. Thread-safe."""
 
     tail_loss = "the store was replaced by an older copy"

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from orderedmq.broker import ChooseAgain, Published, Receipt, SinkBatch
+from orderedmq.broker import ChooseAgain, Outbox, Published, Receipt, SinkBatch
 from orderedmq.conditions import SinkCondition, TopicCondition
 from orderedmq.embedded import garbage, groups, runs
 from orderedmq.embedded.clock import Clock
@@ -39,7 +39,7 @@ from orderedmq.routing.selector import by_queue
 _CHOICES: Final = 5
 
 
-class EmbeddedOutbox:
+class EmbeddedOutbox(Outbox):
     """The Outbox protocol. Thread-safe."""
 
     def __init__(self, store: Store, clock: Clock) -> None:

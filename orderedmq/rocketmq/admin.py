@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
-from orderedmq.broker import Keep, LockInfo, MemberInfo, PullSettings, QueueInfo, TopicInfo
+from orderedmq.broker import Admin, Keep, LockInfo, MemberInfo, PullSettings, QueueInfo, TopicInfo
 from orderedmq.conditions import LockCondition, OptionCondition, UnavailableCondition
 from orderedmq.errors import (
     GroupError,
@@ -82,7 +82,7 @@ _HAS_TYPES: Final = 413
 SETTINGS_AGE: Final = 600.0
 
 
-class RocketMQAdmin:
+class RocketMQAdmin(Admin):
     """The Admin protocol."""
 
     def __init__(self, client: Client, log: RocketMQLog) -> None:

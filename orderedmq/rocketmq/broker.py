@@ -12,6 +12,7 @@ from hashlib import blake2b
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
+from orderedmq.broker import Broker
 from orderedmq.conditions import RocketMQCondition
 from orderedmq.endpoint import ROCKETMQ, Capabilities, Endpoint
 from orderedmq.errors import RocketMQError
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 _MOST_ADDRESSES: Final = 4
 
 
-class RocketMQBroker:
+class RocketMQBroker(Broker):
     """A connection to one cluster. Thread-safe."""
 
     def __init__(self, endpoint: Endpoint, *, identity: str | None = None) -> None:

@@ -130,6 +130,7 @@ class LetterFilter:
         return (not self.keys or letter.sharding_key in self.keys) and (not self.error or self.error in (letter.error or ""))
 
     def passes(self, letter: DeadLetter) -> bool:
+        """Return whether the letter is chosen, also by its quarantine."""
         return self.matches(letter) and (self.quarantined is None or self.quarantined == self.holds(letter))
 
     def spans(self, log: Log, queue: MessageQueue, begin: int, end: int) -> list[tuple[int, int]]:

@@ -18,7 +18,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from orderedmq.broker import Progress
+from orderedmq.broker import Groups, Progress
 from orderedmq.conditions import UnavailableCondition
 from orderedmq.errors import (
     GroupError,
@@ -58,7 +58,7 @@ FENCE_AGE: Final = 1.0
 _MEMBER_POLL: Final = 0.5
 
 
-class RocketMQGroups:
+class RocketMQGroups(Groups):
     """The Groups protocol. Thread-safe."""
 
     def __init__(self, client: Client, log: RocketMQLog) -> None:

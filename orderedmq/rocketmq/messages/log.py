@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from orderedmq.broker import DEFAULT_PULL, PullSettings, QueueBounds, TopicInfo
+from orderedmq.broker import DEFAULT_PULL, Log, PullSettings, QueueBounds, TopicInfo
 from orderedmq.conditions import DataLossCondition, RocketMQCondition, TopicCondition, UnavailableCondition
 from orderedmq.errors import (
     DataLossError,
@@ -69,7 +69,7 @@ _EXACT_MESSAGES: Final = 64
 _US_PER_MS: Final = 1000
 
 
-class RocketMQLog:
+class RocketMQLog(Log):
     """The Log protocol over a cluster. Thread-safe."""
 
     tail_loss = TAIL_LOSS

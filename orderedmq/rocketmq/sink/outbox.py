@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, NamedTuple, TypeVar
 
-from orderedmq.broker import ChooseAgain, Published, Receipt, SinkBatch
+from orderedmq.broker import ChooseAgain, Outbox, Published, Receipt, SinkBatch
 from orderedmq.errors import OrderedMQError, RocketMQUnavailableError, TopicError
 from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.ownership.lock import LockToken
@@ -65,7 +65,7 @@ class _TopicBroker(NamedTuple):
     required: bool
 
 
-class RocketMQOutbox:
+class RocketMQOutbox(Outbox):
     """The Outbox protocol. Thread-safe."""
 
     def __init__(self, client: Client, log: RocketMQLog, *, timing: LockTiming = LockTiming()) -> None:  # noqa: B008
