@@ -70,6 +70,7 @@ def make_app(broker: Broker, address: str, rules: Rules, say: Callable[[str], No
             *(Route(f"/live{path}", pages.live(part)) for path, part in watched.items()),
             Route("/topics/{topic}/messages", browser.messages),
             Route("/topics/{topic}/message", browser.message),
+            Route("/topics/{topic}/body", browser.body),
             Route("/groups/{group}/dead", repairs.letters),
             Route("/groups/{group}/seek", repairs.plan_seek),
             Route("/groups/{group}/copy", repairs.plan_copy),

@@ -124,37 +124,37 @@ class CommitTimes:
 
 
 _MINUTES: Final = round(STEP * STEPS / 60)
-#: Width and height of the small chart and of the large one.
+#: Width and height of the small chart and of the large one. The style sheet stretches the large one to the width of the page.
 _SMALL: Final = (STEPS, 22)
-_LARGE: Final = (600, 84)
-#: Space for labels in the large chart: above and below the lines.
-_ABOVE: Final = 16
-_BELOW: Final = 18
+_LARGE: Final = (600, 52)
 
 
 def small(series: Series) -> Markup:
-    """Return a chart for a table cell."""
+    """Return a chart for a table cell. Its axis shows where it begins also if only the newest lags are known."""
     width, height = _SMALL
-    lines = _lines(series, width, 1, height - 2, _most(series))
-    # The label needs no escaping, because it contains only fixed words and numbers.
-    return Markup(f'<svg class="small" viewBox="0 0 {width} {height}" role="img" aria-label="{_said(series)}">{lines}</svg>')
+    return _drawing("small", series, width, height, _axis(height - 1, width))
 
 
 def large(series: Series) -> Markup:
-    """Return a chart that is labelled with its greatest value and its time span."""
+    """Return a chart that is labelled with its greatest value and its time span.
+
+    The labels are not in the drawing, because they would shrink with it on a narrow screen.
+    """
     width, height = _LARGE
-    most, floor = _most(series), height - _BELOW
-    parts = [
-        Markup('<line class="axis" x1="0" y1="{0}" x2="{1}" y2="{0}"/>').format(floor, width),
-        Markup('<line class="axis" x1="0" y1="{0}" x2="{1}" y2="{0}"/>').format(_ABOVE, width),
-        _lines(series, width, _ABOVE, floor - _ABOVE, most),
-        Markup('<text x="0" y="11">{}</text>').format(f"{number(most)} messages"),
-        Markup('<text x="0" y="{}">{} minutes ago</text>').format(height - 4, _MINUTES),
-        Markup('<text x="{}" y="{}" text-anchor="end">now</text>').format(width, height - 4),
-    ]
-    return Markup('<svg class="large" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>').format(
-        width, height, _said(series), Markup("").join(parts)
+    drawing = _drawing("large", series, width, height, _axis(1, width) + _axis(height - 1, width))
+    return Markup('<div class="chart"><span>{} messages</span>{}<span>{} minutes ago</span><span>now</span></div>').format(
+        number(_most(series)), drawing, _MINUTES
     )
+
+
+def _drawing(name: str, series: Series, width: int, height: int, axes: Markup) -> Markup:
+    return Markup(
+        '<svg class="{}" viewBox="0 0 {} {}" preserveAspectRatio="none" role="img" aria-label="{}">{}{}</svg>'
+    ).format(name, width, height, _said(series), axes, _lines(series, width, 1, height - 2, _most(series)))
+
+
+def _axis(height: int, width: int) -> Markup:
+    return Markup('<line class="axis" x1="0" y1="{0}" x2="{1}" y2="{0}"/>').format(height, width)
 
 
 def _said(series: Series) -> str:

@@ -80,17 +80,27 @@ class Browser:
 
     def message(self, request: Request) -> Response:
         """Show one message with all its fields."""
-        topic = request.path_params["topic"]
-        log = self._site.broker.log
-        query = _query(request, topic, log.queues(topic))
-        queue = query.queue or log.queues(topic)[0]
-        row = message_at(log, queue, query.offset or 0)
-        body: bytes = row["body"]
+        row = self._row(request)
+        queue, body = row["queue"], row["body"]
         text = body_text(body_fields(body[:MOST_BODY]))
         return self._site.page(
             request, "message.html", title=f"Message {row['queue_offset']} of {queue}", at="topics", row=row, body=text,
             size=len(body), cut=max(0, len(body) - MOST_BODY),
         )  # fmt: skip
+
+    def body(self, request: Request) -> Response:
+        """Return the whole body of one message as a file."""
+        row = self._row(request)
+        name = f"{row['queue_id']}-{row['queue_offset']}.bin"
+        headers = {"content-disposition": f'attachment; filename="{name}"'}
+        return Response(row["body"], headers=headers, media_type="application/octet-stream")
+
+    def _row(self, request: Request) -> dict[str, Any]:
+        """Return the message that the URL names."""
+        topic, log = request.path_params["topic"], self._site.broker.log
+        queues = log.queues(topic)
+        query = _query(request, topic, queues)
+        return message_at(log, query.queue or queues[0], query.offset or 0)
 
 
 def _query(request: Request, topic: str, queues: Sequence[MessageQueue]) -> _Query:

@@ -48,6 +48,7 @@ class Pages:
                 "etag": rendering.tag,
                 "x-next": str(round(rendering.next * 1000)),
                 "x-now": str(round(time.time() * 1000)),
+                "x-age": str(round(rendering.age * 1000)),
             }
             if request.headers.get("if-none-match") == rendering.tag:
                 return Response(status_code=304, headers=headers)

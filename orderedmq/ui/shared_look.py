@@ -81,6 +81,11 @@ class SharedLook(Generic[T]):
         return max(0.0, self._due - self._clock())
 
     @property
+    def age(self) -> float:
+        """Seconds since the broker was last read, or reported that nothing had changed."""
+        return self._clock() - max(self._at, self._unchanged)
+
+    @property
     def _due(self) -> float:
         cost = min(self._cost, self._former_cost)
         took = self._at - self._begun

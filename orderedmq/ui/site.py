@@ -6,7 +6,7 @@ import itertools
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from hashlib import blake2b
 from pathlib import Path
@@ -35,11 +35,15 @@ _MOST: Final = 200
 
 @dataclass(frozen=True)
 class Rendering:
-    """The rendered live part of a page. ``tag`` changes with the text. ``next``: seconds until a newer rendering may exist."""
+    """The rendered live part of a page. ``tag`` changes with the text.
+
+    ``next``: seconds until a newer rendering may exist. ``age``: seconds for which the broker has not confirmed this one.
+    """
 
     text: str
     tag: str
     next: float
+    age: float
 
 
 class Site:
@@ -69,12 +73,12 @@ class Site:
         with self._guard:
             rendered = self._rendered.get(place)
         if rendered is not None and rendered[0] is state:
-            return Rendering(rendered[1].text, rendered[1].tag, look.due_in)
+            return replace(rendered[1], next=look.due_in, age=look.age)
         spent = time.thread_time()
         text = self._templates.get_template(template).render(view(state))
         tag = f'"{blake2b(text.encode(), digest_size=12).hexdigest()}"'
         look.spend(time.thread_time() - spent)
-        rendering = Rendering(text, tag, look.due_in)
+        rendering = Rendering(text, tag, look.due_in, look.age)
         with self._guard:
             self._rendered[place] = state, rendering
             self._rendered.move_to_end(place)

@@ -73,7 +73,9 @@ def mending(shop: Shop) -> Iterator[Served]:
 def test_the_first_page_has_lag_owners_parked_messages_and_dead_letters(shop: Shop, site: Served) -> None:
     shop.park(0, 3)
     shop.give_up(0, 1, "y")
-    said = site.get("/").words
+    page = site.get("/")
+    assert re.findall(r'<li id="(\w+)-billing" class="(\w+)">', page.text) == [("dead", "warn"), ("parked", "warn")]
+    said = page.words
     assert "billing : 1 dead letter waiting" in said
     assert "billing : 1 parked message of 1 key" in said
     assert "billing 22 orders/1 (6) orders 4 1 owns 4 1 1 of 1" in said
@@ -166,7 +168,9 @@ def test_a_message_has_a_page_with_its_whole_body_and_its_properties(shop: Shop,
     message = {"body": b"\x1b[31m<script>" + b"z" * 5000, "sharding_key": "k", "properties": [("colour", "<red>")]}
     shop.broker.log.append({shop.queues[0]: pa.RecordBatch.from_pylist([message], schema=PRODUCER_SCHEMA)})
     shop.broker.log.append({shop.queues[0]: rows([b"\xff\x00"], None)})
-    page = site.get("/topics/orders/message?queue=0&offset=6")
+    path = "/topics/orders/message?queue=0&offset=6"
+    page = site.get(path)
+    assert site.get(path.replace("/message?", "/body?")).text.startswith("\x1b[31m<script>zzz")
     assert "\\x1b[31m&lt;script&gt;zzz" in page.text
     assert page.text.count("z") >= 5000
     assert "colour <red>" in page.words
@@ -540,6 +544,7 @@ def test_viewers_share_one_look_and_one_rendering(shop: Shop, site: Served, monk
     assert len(looks) <= 2 + (time.monotonic() - begun) / LEAST
     again = site.get(f"/live/groups/{GROUP}", **{"if-none-match": answers[-1].headers["etag"]})
     assert (again.status, again.text) in ((304, ""), (200, again.text))
+    assert 0 <= int(again.headers["x-age"]) < 1000 * (time.monotonic() - begun)
 
 
 class Hands:
@@ -593,8 +598,10 @@ def test_reads_an_unchanged_broker_again_only_after_a_while() -> None:
     quiet = hands.shared(look, lambda: 1)
     assert quiet.get() == 1
     hands.time += LEAST + 0.1
+    assert quiet.age == pytest.approx(LEAST + 0.1)
     assert quiet.get() == 1
     assert quiet.due_in == pytest.approx(LEAST)
+    assert quiet.age == 0
     hands.time += UNCHANGED - LEAST - 0.2
     assert quiet.get() == 1
     hands.time += LEAST + 0.1

@@ -4,11 +4,18 @@
   const part = document.getElementById("live");
   if (part === null) return;
   const state = document.getElementById("state");
-  let tag = part.dataset.tag, skew = 0, timer = 0, since = "";
+  // Milliseconds after which a state that the broker has not confirmed is called old, and after which an answer is no longer awaited.
+  const OLD = 10000;
+  let tag = part.dataset.tag, skew = 0, timer = 0, confirmed = Date.now();
 
-  function say(text, bad) {
+  // The look is "" (live), "old" or "bad".
+  function say(text, look) {
     if (state.textContent !== text) state.textContent = text;
-    state.classList.toggle("bad", bad);
+    state.className = `state ${look}`.trim();
+  }
+
+  function asOf() {
+    return `State of ${new Date(confirmed + skew).toISOString().slice(11, 19)} UTC`;
   }
 
   // Existing nodes are kept and changed, so that the user's selections and focus survive. Rows are matched by their ids.
@@ -70,6 +77,7 @@
       const text = left(Math.max(0, (Number(one.dataset.until) - now) / 1000));
       if (one.textContent !== text) one.textContent = text;
     }
+    if (Date.now() - confirmed > OLD && state.textContent === "live") say(asOf(), "old");
   }
 
   function selecting() {
@@ -82,24 +90,26 @@
     let wait = 2000;
     if (document.hidden) return;
     try {
-      const answer = await fetch(part.dataset.live, { headers: { "If-None-Match": tag }, cache: "no-store", redirect: "error" });
+      const asked = { headers: { "If-None-Match": tag }, cache: "no-store", redirect: "error", signal: AbortSignal.timeout(OLD) };
+      const answer = await fetch(part.dataset.live, asked);
       if (answer.status === 401) return location.reload();
       if (answer.status === 200 || answer.status === 304) {
         skew = Number(answer.headers.get("x-now")) - Date.now();
         wait = Number(answer.headers.get("x-next")) + 20;
-        since = new Date().toLocaleTimeString();
         const text = answer.status === 200 ? await answer.text() : "";
-        if (text && selecting()) say("paused while text is selected", false);
+        if (text && selecting()) say(`${asOf()}, because text is selected`, "old");
         else {
           if (text) {
             show(text);
             tag = answer.headers.get("etag");
           }
-          say("live", false);
+          confirmed = Date.now() - Number(answer.headers.get("x-age"));
+          if (Date.now() - confirmed > OLD) say(asOf(), "old");
+          else say("live", "");
         }
-      } else say(`${since ? `since ${since}: ` : ""}${await answer.text()}`, true);
+      } else say(`Not live. ${asOf()}: ${await answer.text()}`, "bad");
     } catch {
-      say(`${since ? `since ${since}: ` : ""}orderedmq ui does not answer`, true);
+      say(`Not live. ${asOf()}: orderedmq ui does not answer`, "bad");
     }
     timer = setTimeout(refresh, Math.min(Math.max(wait, 200), 60000));
   }

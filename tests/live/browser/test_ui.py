@@ -17,6 +17,7 @@ from selenium.webdriver import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
+from orderedmq.ui.shared_look import SharedLook
 from tests.live.browser.conftest import Browser
 from tests.ui_site import GROUP, Served, Shop, rows, served
 from tests.waits import until
@@ -55,14 +56,32 @@ while (walk.nextNode()) {
   let behind = element;
   while (behind && parse(getComputedStyle(behind).backgroundColor)[3] === 0) behind = behind.parentElement;
   const style = getComputedStyle(element);
-  const colours = [element.closest("svg") ? style.fill : style.color, getComputedStyle(behind ?? document.body).backgroundColor];
+  const colours = [style.color, getComputedStyle(behind ?? document.body).backgroundColor];
   const [a, b] = colours.map(parse).map(light);
   const contrast = (Math.max(a, b) + .05) / (Math.min(a, b) + .05);
   if (contrast < worst[0]) worst = [contrast, text.slice(0, 60) + " " + colours];
 }
 return worst;
 """
+#: JavaScript that returns the size in pixels of the smallest text, which in a drawing is scaled with the drawing, and that text.
+SMALLEST: Final = """
+let least = [99, ""];
+const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+while (walk.nextNode()) {
+  const text = walk.currentNode.nodeValue.trim(), element = walk.currentNode.parentElement;
+  if (!text || !element.checkVisibility() || element.closest(".hidden, noscript, script")) continue;
+  const size = parseFloat(getComputedStyle(element).fontSize) * (element.getScreenCTM?.().a ?? 1);
+  if (size < least[0]) least = [size, text.slice(0, 60)];
+}
+return least;
+"""
 
+#: JavaScript that returns what is left of the column of values on a narrow screen, where each cell has its label in front.
+ASTRAY: Final = """
+return [...document.querySelectorAll("td > *")].filter(part => part.checkVisibility())
+  .filter(part => part.getBoundingClientRect().left < part.parentElement.getBoundingClientRect().left + 100)
+  .map(part => part.textContent);
+"""
 
 #: JavaScript that counts the queues whose owner, as shown on the page, contains the argument.
 OWNED: Final = (
@@ -125,14 +144,21 @@ def tab_to(browser: Browser, condition: str) -> None:
 
 
 @pytest.mark.nightly
-def test_pages_fit_400_pixels_and_can_be_read_in_the_dark_and_in_the_light(browser: Browser, site: Served) -> None:
+def test_pages_fit_360_pixels_and_can_be_read_in_the_dark_and_in_the_light(browser: Browser, site: Served) -> None:
     wide: dict[str, Any] = {}
     faint: dict[str, Any] = {}
-    browser.command("Emulation.setDeviceMetricsOverride", width=400, height=800, deviceScaleFactor=1, mobile=False)
+    small: dict[str, Any] = {}
+    astray: dict[str, Any] = {}
+    browser.command("Emulation.setDeviceMetricsOverride", width=360, height=800, deviceScaleFactor=1, mobile=False)
     for page in PAGES:
         browser.driver.get(site.url + page)
-        if (width := browser.run("return document.documentElement.scrollWidth")) > 400:
+        if (width := browser.run("return document.documentElement.scrollWidth")) > 360:
             wide[page] = width
+        if parts := browser.run(ASTRAY):
+            astray[page] = parts
+        size, text = browser.run(SMALLEST)
+        if size < 11:
+            small[page] = (round(size, 1), text)
         for scheme in ("dark", "light"):
             browser.command("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
             least, text = browser.run(CONTRAST)
@@ -141,7 +167,7 @@ def test_pages_fit_400_pixels_and_can_be_read_in_the_dark_and_in_the_light(brows
     assert browser.run("return matchMedia('(prefers-color-scheme: light)').matches")
     browser.command("Emulation.setEmulatedMedia", features=[])
     browser.command("Emulation.clearDeviceMetricsOverride")
-    assert (wide, faint) == ({}, {})
+    assert (wide, faint, small, astray) == ({}, {}, {}, {})
 
 
 @pytest.mark.nightly
@@ -253,3 +279,38 @@ def test_no_request_leaves_the_machine_and_nothing_is_blocked(browser: Browser, 
     }
     assert any("/live/groups/" in url for url in found)
     assert browser.complaints() == []
+
+
+def state_of(browser: Browser) -> tuple[str, str]:
+    """Return the class of the sign that says whether the page is live, and its text."""
+    return tuple(browser.run("const e = document.getElementById('state'); return [e.className, e.textContent]"))
+
+
+@pytest.mark.holds("web page live")
+def test_a_page_that_is_not_live_says_so(browser: Browser, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    with served(shop.broker) as site:
+        browser.driver.get(f"{site.url}/groups/{GROUP}")
+        until(lambda: state_of(browser) == ("state", "live"), timeout=30)
+        with monkeypatch.context() as patch:
+            # The thread that reads the broker has not come back for a minute.
+            patch.setattr(SharedLook, "age", 60.0)
+            until(lambda: re.fullmatch(r"State of \d\d:\d\d:\d\d UTC", state_of(browser)[1]), timeout=30)
+            assert state_of(browser)[0] == "state old"
+        until(lambda: state_of(browser) == ("state", "live"), timeout=30)
+    until(lambda: state_of(browser)[0] == "state bad", timeout=30)
+    assert state_of(browser)[1].startswith("Not live. State of ")
+    browser.run("scrollTo(0, document.body.scrollHeight)")
+    assert browser.run("return document.getElementById('state').getBoundingClientRect().top >= 0"), "it must stay in view"
+
+
+@pytest.mark.holds("web page live")
+@pytest.mark.nightly
+def test_a_page_whose_server_does_not_answer_says_so(browser: Browser, site: Served) -> None:
+    browser.driver.get(f"{site.url}/groups/{GROUP}")
+    until(lambda: state_of(browser) == ("state", "live"), timeout=30)
+    network = {"offline": False, "downloadThroughput": -1, "uploadThroughput": -1}
+    browser.command("Network.enable")
+    browser.command("Network.emulateNetworkConditions", latency=3_600_000, **network)
+    until(lambda: state_of(browser)[0] == "state bad", timeout=30)
+    browser.command("Network.emulateNetworkConditions", latency=0, **network)
+    until(lambda: state_of(browser) == ("state", "live"), timeout=30)
