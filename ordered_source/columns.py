@@ -42,9 +42,6 @@ LOCK_TOKEN: Final = "lock_token"
 #: The column with the ticket of a parked message, or null for a message of the queue itself. `LotPlace` describes the ticket's fields.
 #: Brokers do not have this column.
 TICKET: Final = "ticket"
-TICKET_TYPE: Final = pa.struct(
-    [("place", pa.int64()), ("attempts", pa.int32()), ("parkings", pa.int32()), ("due", pa.int64()), ("error", pa.string())]
-)
 
 #: The column with the key sequence of a message (`Generations.key_sequences`). Brokers do not have this column.
 KEY_SEQUENCE: Final = "key_sequence"
@@ -54,6 +51,26 @@ KEY_SEQUENCE: Final = "key_sequence"
 VERSION: Final = 2
 _VERSION: Final = "version"
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+
+
+class LotPlace(NamedTuple):
+    """A parked message's position in the parking lot, and the contents of its ticket (`parking.Ticket`).
+
+    ``place``: the message's offset in the parking lot. ``attempts``: failed calls of the listener. ``parkings``: how often the message was
+    parked after a failure. ``due``: a time in ms since 1970, or AT_ONCE, HELD, DROPPED or DEAD_LETTERED. ``offset``: that of the ticket,
+    which differs from the message's offset if it was given back.
+    """
+
+    place: int
+    attempts: int
+    parkings: int
+    due: int
+    error: str
+    offset: int
+
+
+_TICKET_FIELDS: Final = get_type_hints(LotPlace)
+TICKET_TYPE: Final = pa.struct([(name, pa.int64() if kind is int else pa.string()) for name, kind in _TICKET_FIELDS.items()])
 
 #: The types of all columns that the source offers.
 COLUMN_TYPES: Final[dict[str, DataType]] = {
@@ -73,29 +90,9 @@ COLUMN_TYPES: Final[dict[str, DataType]] = {
     KEY_SEQUENCE: LongType(),
     LOCK_TOKEN: StringType(),
     TICKET: StructType(
-        [
-            StructField("place", LongType()),
-            StructField("attempts", IntegerType()),
-            StructField("parkings", IntegerType()),
-            StructField("due", LongType()),
-            StructField("error", StringType()),
-        ]
+        [StructField(name, LongType() if kind is int else StringType()) for name, kind in _TICKET_FIELDS.items()]
     ),
 }
-
-
-class LotPlace(NamedTuple):
-    """A parked message's position in the parking lot, and the contents of its ticket (`parking.Ticket`).
-
-    ``place``: the message's offset in the parking lot. ``attempts``: failed calls of the listener. ``parkings``: how often the message was
-    parked after a failure. ``due``: a time in ms since 1970, or AT_ONCE, HELD, DROPPED or DEAD_LETTERED.
-    """
-
-    place: int
-    attempts: int
-    parkings: int
-    due: int
-    error: str
 
 
 def full_schema(*more: str) -> StructType:

@@ -131,7 +131,9 @@ def _read_lot(
         if KEY_SEQUENCE in columns:
             own[KEY_SEQUENCE] = _key_sequences(partition, messages)
         if TICKET in columns:
-            each = [(place, ticket.attempts, ticket.parkings, ticket.due, ticket.error) for place, ticket in tickets]
+            each = [
+                (place, ticket.attempts, ticket.parkings, ticket.due, ticket.error, ticket.offset) for place, ticket in tickets
+            ]
             own[TICKET] = pa.array(each, TICKET_TYPE)
         arrays = [own[name] if name in own else messages.column(name) for name in columns]
         yield pa.RecordBatch.from_arrays(arrays, names=list(columns))

@@ -2,9 +2,9 @@
 
 ``spark.readStream.format("orderedmq")`` and ``df.writeStream.format("orderedmq")`` need no import. This module has the rest:
 
-- ``connect`` opens a connection to a broker, whose methods take ``MessageQueue`` and ``Command``.
+- ``connect`` opens a connection to a broker, whose methods take ``MessageQueue``.
 - ``read`` reads messages without Spark, as ``Messages``. ``Producer`` writes them, and ``replay_dead_letters`` sends dead letters again.
-- ``repair_parked`` drops one parked message, makes it a dead letter, or replaces its body.
+- ``repair_parked`` retries or holds a parked key, or decides what becomes of one of its messages.
 - ``copy_offsets`` lets a group begin at the offsets of another group.
 - ``snapshot`` copies the embedded broker's store while it is in use.
 - ``prepare_spark`` sets up Java and Python for Spark. ``tuned`` does the same and makes a session start sooner.
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from orderedmq.endpoint import Credentials, CredentialsFile, TlsOptions
     from orderedmq.java import prepare_spark
     from orderedmq.model import MessageQueue
-    from orderedmq.parking import Command
     from orderedmq.startup.tuning import tuned
     from orderedmq.tools.dead_letters import LetterFilter
     from orderedmq.tools.parked import repair_parked
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "Command",
     "Credentials",
     "CredentialsFile",
     "LetterFilter",
@@ -60,7 +58,6 @@ __all__ = [
 _HOMES = {
     "connect": "orderedmq.connections",
     "MessageQueue": "orderedmq.model",
-    "Command": "orderedmq.parking",
     "Producer": "orderedmq.tools.producer",
     "Messages": "orderedmq.tools.reader",
     "read": "orderedmq.tools.reader",

@@ -11,7 +11,8 @@ message is parked from there any more.
 
 Operators do not change P directly, because only the owner of Q may do so. They append a command (`Command`) that tells the owner to try,
 drop or hold a key, or what becomes of one of its messages. The owner carries it out when it next reads P. A command that replaces a message
-is a copy of this message with the corrected body. It takes the message's place: it is restored, and copied if it is parked again.
+is a copy of this message with the corrected body. It takes the message's place: it is restored, and copied if it is parked again. A dead
+letter that is given back to the group is also such a copy, under an offset that no message of Q has (`given_back`).
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from typing import Any, Final, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from orderedmq.conditions import DataLossCondition, GroupCondition, OptionCondition, TopicCondition
-from orderedmq.errors import DataLossError, GroupError, OptionError, TopicError
+from orderedmq.conditions import DataLossCondition, GroupCondition, TopicCondition
+from orderedmq.errors import DataLossError, GroupError, TopicError
 from orderedmq.model import (
     MAX_NAME_LENGTH,
     PARKED_ALONE,
@@ -67,7 +68,9 @@ SOURCE_COLUMNS: Final = (*PRODUCER_COLUMNS, "message_id", "born_timestamp", "sto
 #: The columns of a lot that `restore` needs.
 RESTORE_COLUMNS: Final = ("queue_offset", *PRODUCER_COLUMNS)
 
-CommandAction = Literal["retry", "drop", "hold", "dead_letter", "replace"]
+CommandAction = Literal["retry", "drop", "hold", "dead_letter", "replace", "return"]
+#: The offsets of messages that were given back begin here. No queue has so many messages.
+GIVEN_BACK: Final = 1 << 48
 #: The property of a message whose body an operator has corrected: when this was done. It stays with the message.
 CORRECTED: Final = "ORDEREDMQ_CORRECTED"
 #: What a seek of a queue does with its parked messages. "keep": they come back when they are due. "drop": they are skipped. None: the
@@ -214,21 +217,14 @@ class Command:
     """An operator's command for a parked key: try it now, hold it, drop its messages, or make them dead letters.
 
     With ``offset``, the command is for one message of the key, the one at this offset of the queue. If ``key`` is None, this message has
-    no key or was parked alone. A command is a message of the lot itself, and applies to the messages before it. ``corrected``: with
-    "replace", the row of the message (`corrected`); other commands have none.
+    no key or was parked alone. A command is a message of the lot itself, and applies to the messages before it. ``row``: with "replace" the
+    corrected message (`corrected`), with "return" the one that is given back; other commands have none.
     """
 
     action: CommandAction
     key: str | None
     offset: int = -1
-    corrected: Mapping[str, Any] | None = None
-
-    def __post_init__(self) -> None:
-        if (self.action == "replace") != (self.corrected is not None and self.offset >= 0):
-            raise OptionError(
-                OptionCondition.INVALID,
-                "only the command replace has a corrected message, and always for one offset. Use orderedmq.repair_parked",
-            )
+    row: Mapping[str, Any] | None = None
 
     def to_properties(self) -> dict[str, str]:
         """Return the properties of the message in a parking lot that carries the command."""
@@ -244,6 +240,14 @@ def corrected(row: Mapping[str, Any], body: bytes, when: str) -> dict[str, Any]:
     ticket = replace(Ticket.from_properties(former), error="")
     own = {name: value for name, value in former.items() if name not in PARKED_PROPERTIES}
     return {**row, "body": body, "properties": {**own, **ticket.to_properties(), CORRECTED: when}}
+
+
+def given_back(offset: int, replays: int) -> int:
+    """Return the offset under which the message at ``offset`` is parked after it was a dead letter. Modulo GIVEN_BACK it is ``offset``.
+
+    The message comes after the others of its key in the lot, which are processed in the order of offsets, and its next letter is another.
+    """
+    return min(replays, 1 << 14) * GIVEN_BACK + offset % GIVEN_BACK
 
 
 # -- messages in a lot ---------------------------------------------------------------------------------------------------------
@@ -293,16 +297,17 @@ class Lot:
         #: copy's offset if it has several copies. A copy of a body that was replaced does not count.
         self.places: dict[int, int] = {}
         self.copies: dict[int, int] = {}
-        #: The greatest offset in the queue, or -1 if no message is parked.
+        #: The greatest offset in the queue, or -1 if no message is parked, except those that were given back.
         self.max_offset = -1
-        #: Whether the lot contains operators' commands. `_commands` has the last one of each kind (`_KINDS`) for each key and message: its
-        #: offset in the lot, and its action. A command for a key as a whole has the message -1.
+        #: Whether the lot contains operators' commands. `_commands` has those of each key: the offset in the lot, the offset of the message
+        #: (-1: all of the key), and the action. `_replaced` has the offset in the lot of the last one that replaces a message.
         self.commanded = False
         #: The number of failed calls of the keys' first messages in the lot, and when the oldest of these messages was stored, in µs
         #: since 1970.
         self.retries = 0
         self.oldest: int | None = None
-        self._commands: dict[tuple[object, int, str], tuple[int, str]] = {}
+        self._commands: dict[object, list[tuple[int, int, str]]] = {}
+        self._replaced: dict[int, int] = {}
         #: The due times of messages that have ended, by their offsets in the queue.
         self._ended: dict[int, int] = {}
         #: For each key, the offset in the queue of the message whose offset in the lot is `KeyInLot.begin`.
@@ -321,10 +326,10 @@ class Lot:
         every = zip(at, keys, offsets, dues, commands.to_pylist(), sources, _alone(rows), strict=True)
         for number, (place, key, offset, due, command, source, alone) in enumerate(every):
             lane = lane_key(key, offset, alone)
-            if command is not None:
+            if command is not None and command != "return":
                 self._command(lane, offset, place, command)
             elif offset in self.places:
-                if source >= self._commands.get((lane, offset, "replace"), (-1, ""))[0]:
+                if source >= self._replaced.get(offset, -1):
                     self.copies[offset] = place
             else:
                 if lane not in self.keys:
@@ -347,70 +352,58 @@ class Lot:
             self.oldest = oldest if self.oldest is None else min(self.oldest, oldest)
 
     def _command(self, lane: object, offset: int, place: int, action: str) -> None:
-        self._commands[lane, offset, _KINDS[action]] = place, action
+        self._commands.setdefault(lane, []).append((place, offset, action))
         parked = self.keys.get(lane)
-        if parked is None:
+        concerned = [] if parked is None else parked.offsets if offset < 0 else [offset] if offset in parked.offsets else []
+        if action == "replace":
+            self._replaced[offset] = place
+        if parked is None or not concerned:
             return
         if action in _DUE:
             parked.due = _DUE[action]
-            return
-        for each in parked.offsets if offset < 0 else [offset] if offset in parked.offsets else ():
-            if action == "replace":
-                self._replace(lane, parked, each, place)
-            elif each not in self._ended:
-                self._ended[each] = _ENDS[action]
-                parked.ended += 1
-        if self._heads.get(lane) in self._ended:
-            self._next_head(lane, parked)
+        elif action == "replace":
+            self._replace(lane, parked, offset)
+        else:
+            for each in concerned:
+                self._ended.setdefault(each, _ENDS[action])
+            parked.ended = sum(each in self._ended for each in parked.offsets)
+            if self._heads.get(lane) in self._ended:
+                # The key continues with its first message that has not ended.
+                head = next((each for each in parked.offsets if each not in self._ended), None)
+                parked.due = _ENDS[action] if head is None else AT_ONCE
+                if head is not None:
+                    parked.begin, self._heads[lane] = self.places[head], head
 
     def _message(self, lane: object, place: int, offset: int, due: int, source: int) -> None:
         self.places[offset] = place
-        self.max_offset = max(self.max_offset, offset)
+        if offset < GIVEN_BACK:
+            self.max_offset = max(self.max_offset, offset)
         parked = self.keys.get(lane)
         if parked is None:
             parked = self.keys[lane] = KeyInLot(due, place)
-        _, end = self._given(lane, offset, source, "end")
+        # A task was moving the message when these commands were given.
+        given = [action for at, of, action in self._commands.get(lane, ()) if 0 <= source < at and of in (-1, offset)]
+        end = next((_ENDS[action] for action in given if action in _ENDS), None)
         is_first = parked.ended == len(parked.offsets)
         insort(parked.offsets, offset)
-        if end:
-            self._ended[offset] = _ENDS[end]
+        if end is not None:
+            self._ended[offset] = end
             parked.ended += 1
-            if is_first:
-                parked.due = _ENDS[end]
+            parked.due = end if is_first else parked.due
             return
         if is_first:
-            _, action = self._given(lane, offset, source, "due")
-            parked.due, parked.begin, self._heads[lane] = _DUE.get(action, due), place, offset
+            dues = [due, *(_DUE[action] for action in given if action in _DUE)]
+            parked.due, parked.begin, self._heads[lane] = dues[-1], place, offset
         elif offset < self._heads[lane]:
             parked.begin, self._heads[lane] = place, offset
-        replaced, _ = self._given(lane, offset, source, "replace")
-        if replaced >= 0:
-            self._replace(lane, parked, offset, replaced)
+        if "replace" in given:
+            self._replace(lane, parked, offset)
 
-    def _given(self, lane: object, offset: int, source: int, kind: str) -> tuple[int, str]:
-        """Return the place and the action of the last command of a kind that was given while a task was moving the message, or -1 and "".
-
-        ``source``: the place in the lot that the message was copied from, or -1.
-        """
-        for concerned in (-1, offset) if source >= 0 and self._commands else ():
-            place, action = self._commands.get((lane, concerned, kind), (-1, ""))
-            if source < place:
-                return place, action
-        return -1, ""
-
-    def _replace(self, lane: object, parked: KeyInLot, offset: int, place: int) -> None:
-        self.places[offset] = place
+    def _replace(self, lane: object, parked: KeyInLot, offset: int) -> None:
+        self.places[offset] = self._replaced[offset]
         self.copies.pop(offset, None)
         if self._heads.get(lane) == offset:
-            parked.due, parked.begin = AT_ONCE, place
-
-    def _next_head(self, lane: object, parked: KeyInLot) -> None:
-        """Let a key continue with its first message that has not ended."""
-        head = next((offset for offset in parked.offsets if offset not in self._ended), None)
-        if head is None:
-            parked.due = self._ended[self._heads[lane]]
-        else:
-            parked.due, parked.begin, self._heads[lane] = AT_ONCE, self.places[head], head
+            parked.due, parked.begin = AT_ONCE, self.places[offset]
 
     @property
     def messages(self) -> int:
@@ -438,7 +431,7 @@ class Lot:
 
 _DUE: Final = {"retry": AT_ONCE, "hold": HELD}
 _ENDS: Final = {"drop": DROPPED, "dead_letter": DEAD_LETTERED}
-_KINDS: Final = {**dict.fromkeys(_DUE, "due"), **dict.fromkeys(_ENDS, "end"), "replace": "replace"}
+_WITH_MESSAGE: Final = ("replace", "return")
 
 
 def to_park(rows: pa.RecordBatch, parkings: Sequence[Parking]) -> pa.RecordBatch:
@@ -467,14 +460,14 @@ def command_rows(commands: Sequence[Command]) -> pa.RecordBatch:
     """Return the rows (PRODUCER_COLUMNS) of operators' commands to append to the lot."""
     rows = []
     for command in commands:
-        row = {"body": b"", "sharding_key": command.key, **(command.corrected or {})}
+        row = {"body": b"", "sharding_key": command.key, **(command.row or {})}
         rows.append({**row, "properties": list({**row.get("properties", {}), **command.to_properties()}.items())})
     return pa.RecordBatch.from_pylist(rows, schema=PRODUCER_SCHEMA)
 
 
 def is_message(properties: Mapping[str, str]) -> bool:
-    """Whether a row of the lot with these properties has a message, which a command has only if it replaces one."""
-    return properties.get(PARKED_COMMAND, "replace") == "replace"
+    """Whether a row of the lot with these properties is a message, although it may also be a command."""
+    return properties.get(PARKED_COMMAND, "replace") in _WITH_MESSAGE
 
 
 def restore(rows: pa.RecordBatch, queue: MessageQueue, lot: Lot) -> tuple[pa.RecordBatch, list[tuple[int, Ticket]]]:
@@ -504,7 +497,7 @@ def restore(rows: pa.RecordBatch, queue: MessageQueue, lot: Lot) -> tuple[pa.Rec
         "topic": [queue.topic] * len(of),
         "broker_name": [queue.broker_name] * len(of),
         "queue_id": [queue.queue_id] * len(of),
-        "queue_offset": [origin_of.offset for origin_of in of],
+        "queue_offset": [origin_of.offset % GIVEN_BACK for origin_of in of],
         "message_id": [origin_of.message_id for origin_of in of],
         "born_timestamp": [origin_of.born for origin_of in of],
         "store_timestamp": [origin_of.stored for origin_of in of],

@@ -39,6 +39,7 @@ from ordered_source.listener.task_rows import (
     by_queue,
     lock_of,
     naming,
+    place_of,
     require_columns,
     run_in_tasks,
     write_letters,
@@ -65,7 +66,7 @@ from orderedmq.listening.engine import (
 )
 from orderedmq.listening.listener import Answer, Caller, ConsumeMessageHook, check_hooks, is_async, name_of
 from orderedmq.model import MAX_OFFSET, MessageQueue, OffsetRange
-from orderedmq.parking import AT_ONCE, DEAD_LETTERED, DELAY_LEVELS, DROPPED, HELD, Parking, Ticket, delay, lot_token
+from orderedmq.parking import AT_ONCE, DEAD_LETTERED, DELAY_LEVELS, DROPPED, GIVEN_BACK, HELD, Parking, Ticket, delay, lot_token
 from orderedmq.schema import TIMESTAMP_TYPE
 from orderedmq.trace_context import in_spans, require
 
@@ -214,7 +215,9 @@ class _Task:
     def run(self, pieces: Iterator[QueueRows]) -> Iterator[pa.RecordBatch]:
         planned, rest = self._planned(pieces)
         settled, begin, rest = self._settled([message._offset for message in planned], rest)
-        planned, decided = settled.divide(planned, [each.place for message in planned if (each := _place(message)) is not None])
+        planned, decided = settled.divide(
+            planned, [each.place for message in planned if (each := place_of(message)) is not None]
+        )
         self._out += decided
         clock = time.monotonic
         engine = self._settings.engine(self.queue, clock(), settled.view(planned), begin)
@@ -350,7 +353,7 @@ class _Task:
         ]
 
     def _parking(self, message: Message, now: int) -> Parking:
-        place = _place(message)
+        place = place_of(message)
         due, parkings = (AT_ONCE, 0) if place is None else (place.due, place.parkings)
         if message._again:
             seconds = DELAY_LEVELS[message._level - 1] if message._level else delay(parkings)
@@ -373,9 +376,8 @@ class _Task:
                 return planned, chain([piece], pieces)
             columns = Columns(piece.rows)
             rows = Rows(columns, 0, piece.tickets)
-            every = zip(columns.get("queue_offset"), columns.keys(), piece.tickets, strict=True)
-            for number, (offset, key, place) in enumerate(every):
-                error = place.error or None
+            for number, (key, place) in enumerate(zip(columns.keys(), piece.tickets, strict=True)):
+                offset, error = place.offset, place.error or None
                 if place.due == DROPPED:
                     self._out.append(Outcome(offset, offset + 1, key, "DROPPED", place.attempts, 0.0, error))
                     continue
@@ -438,6 +440,8 @@ class _Task:
 
     def _table(self, outcomes: Sequence[Outcome]) -> pa.RecordBatch:
         begins, ends, keys, statuses, attempts, seconds, errors, dues = zip(*outcomes, strict=True)
+        if max(begins) >= GIVEN_BACK:
+            begins, ends = (tuple(offset % GIVEN_BACK for offset in offsets) for offsets in (begins, ends))
         many = len(outcomes)
         same = {
             "topic": self.queue.topic,
@@ -502,9 +506,3 @@ def _pieces(batch: pa.RecordBatch) -> Iterator[QueueRows]:
                 of_run = list(map(LotPlace, *columns))
             yield QueueRows(queue, context, rows.slice(begin, end - begin), of_run)
             begin = end
-
-
-def _place(message: Message) -> LotPlace | None:
-    """Return where a planned message lies in the parking lot, None for a message of the queue."""
-    rows: Rows = message._rows
-    return rows.tickets[message._number - rows.first] if rows.tickets else None

@@ -34,7 +34,7 @@ class Settled:
         #: The parked messages, without those that an earlier owner, which has read more of the lot, has decided.
         self._places: Mapping[int, int] = lot.places
         self._keys: Mapping[object, Sequence[int]] = {key: parked.offsets for key, parked in lot.keys.items()}
-        self._max_offset = lot.max_offset
+        self._max_offset = max(lot.places, default=-1)
         #: Whether messages of that part of the lot are undecided, and not planned either.
         self._is_behind = False
         if progress.lot > plan.end:

@@ -19,8 +19,9 @@ from orderedmq.conditions import OptionCondition, SchemaCondition
 from orderedmq.endpoint import Credentials, TlsOptions
 from orderedmq.errors import LockError, MessageError, OptionError, OrderedMQError, SchemaError
 from orderedmq.listening.engine import Message
-from orderedmq.model import MAX_PROPERTIES_BYTES, MessageQueue
+from orderedmq.model import MAX_PROPERTIES_BYTES, PARKED_ID, MessageQueue
 from orderedmq.ownership.lock import LockToken
+from orderedmq.parking import lot_token
 from orderedmq.pulls import pulls_at
 from orderedmq.rows.dead_letters import dead_letter_properties, left_out
 from orderedmq.schema import PRODUCER_SCHEMA
@@ -222,17 +223,25 @@ def _letter(queue: MessageQueue, message: Message, error: str, sent: Mapping[str
 
 
 def _read(broker: Broker, token: LockToken, messages: Sequence[Message], missing: Sequence[str]) -> dict[int, dict[str, Any]]:
-    """Return fields of messages as they were sent, by offset. Messages that the broker has deleted are left out."""
-    at = broker.log.bounds([token.queue]).get(token.queue) if missing else None
-    if at is None:
-        return {}
-    offsets = sorted({message._offset for message in messages if message._offset >= at.min_offset})
+    """Return fields of messages as they were sent, by offset. Messages that the broker has deleted are left out.
+
+    Messages of the parking lot are read there, because they may have been corrected, or given back.
+    """
+    places: dict[MessageQueue, dict[int, int]] = {}
+    for message in messages if missing else ():
+        place = place_of(message)
+        source, at = (token.queue, message._offset) if place is None else (lot_token(token).queue, place.place)
+        places.setdefault(source, {})[at] = message._offset
     log = broker.log.reading(PullSettings(token.group))
-    return {
-        offset: row
-        for chosen, rows in pulls_at(log, token.queue, offsets, _READ, _READ_BYTES, tuple(missing))
-        for offset, row in zip(chosen, rows.to_pylist(), strict=True)
-    }
+    bounds = broker.log.bounds(list(places)) if places else {}
+    fields: dict[int, dict[str, Any]] = {}
+    for source, there in bounds.items():
+        stored = sorted(at for at in places[source] if at >= there.min_offset)
+        for chosen, rows in pulls_at(log, source, stored, _READ, _READ_BYTES, tuple({*missing, "properties"})):
+            for at, row in zip(chosen, rows.to_pylist(), strict=True):
+                row["message_id"] = dict(row["properties"] or ()).get(PARKED_ID, row.get("message_id"))
+                fields[places[source][at]] = {name: row[name] for name in missing}
+    return fields
 
 
 class Columns:
@@ -274,3 +283,9 @@ class Rows(NamedTuple):
     columns: Columns
     first: int
     tickets: Sequence[LotPlace] = ()
+
+
+def place_of(message: Message) -> LotPlace | None:
+    """Return where a planned message lies in the parking lot, None for a message of the queue."""
+    rows: Rows = message._rows
+    return rows.tickets[message._number - rows.first] if rows.tickets else None

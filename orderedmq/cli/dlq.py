@@ -228,6 +228,9 @@ def replay_letters(
             autocompletion=queue_names.topics,
         ),
     ] = None,
+    to_group: Annotated[
+        bool, typer.Option("--to-group", help="Give the letters back to this group alone, through its parking lots.")
+    ] = False,
     key_type: KeyTypeOption = None,
     selector: SelectorOption = None,
     yes: Yes = False,
@@ -241,10 +244,11 @@ def replay_letters(
     --offset, letters that an earlier replay --all has sent are left out. --limit sends only the first letters.
 
     A letter becomes a new message at the end of its queue, after later messages of its key, for all groups that read the topic. If there
-    are others, the command names them and asks first. The letter itself is kept. Without conditions, --all and --limit record what they
-    have sent in the offsets of the group dlq-replay, and the next replay continues there. group seek dlq-replay --topic %DLQ%GROUP makes
-    the letters replayable again. Letters chosen by --offset or by conditions are sent each time, and again by a later --all. If a replay of
-    all letters over RocketMQ is killed, the next one repeats up to 500 letters. It can begin after a minute.
+    are others, the command names them and asks first. With --to-group only this group gets it, after the messages of its key that are
+    parked. The letter itself is kept. Without conditions, --all and --limit record what they have sent in the offsets of the group
+    dlq-replay, and the next replay continues there. group seek dlq-replay --topic %DLQ%GROUP makes the letters replayable again. Letters
+    chosen by --offset or by conditions are sent each time, and again by a later --all. If a replay of all letters over RocketMQ is killed,
+    the next one repeats up to 500 letters. It can begin after a minute.
 
     Each message records how often it was replayed. If it becomes a dead letter again after --max-replays replays, that letter is in
     quarantine, and only a replay with --quarantined sends it.
@@ -274,7 +278,8 @@ def replay_letters(
 
                     def confirm(topics: Mapping[str, int]) -> None:
                         bar.progress.stop()
-                        _ask(shell, broker, group, topics, yes)
+                        if not to_group:
+                            _ask(shell, broker, group, topics, yes)
                         bar.progress.start()
 
                     replay(
@@ -287,6 +292,7 @@ def replay_letters(
                         keying=keying,
                         progress=bar.at,
                         confirm=confirm,
+                        to_group=to_group,
                     )
             except BaseException:
                 if replayed.letters:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 import typer
@@ -16,10 +16,10 @@ from orderedmq.cli.shell import Column, Full, Shell, command, commands, fault
 from orderedmq.cli.topics import Yes
 from orderedmq.conditions import OptionCondition
 from orderedmq.errors import OptionError
-from orderedmq.model import MessageQueue, check_group
+from orderedmq.model import check_group
 from orderedmq.parking import CommandAction
 from orderedmq.tools import parked as tools
-from orderedmq.tools.parked import ParkedKey, chosen, chosen_messages, described
+from orderedmq.tools.parked import ParkedKey, chosen, described
 from orderedmq.tools.readable import duration, moment, number
 
 app = commands(
@@ -45,20 +45,10 @@ Keys = Annotated[
 Offsets = Annotated[
     list[int] | None,
     typer.Option(
-        "--offset", min=0, help="The message without a key at this offset. May be repeated.", metavar="N", show_default=False
+        "--offset", min=0, help="The message at this offset, or its key. May be repeated.", metavar="N", show_default=False
     ),
 ]
 Everything = Annotated[bool, typer.Option("--all", help="All parked keys.")]
-MessageOffsets = Annotated[
-    list[int] | None,
-    typer.Option(
-        "--offset",
-        min=0,
-        help="The message at this offset (default: the key's first). May be repeated.",
-        metavar="N",
-        show_default=False,
-    ),
-]
 
 
 def _row(group: str, key: ParkedKey, now: float) -> dict[str, Any]:
@@ -164,7 +154,7 @@ def drop(
     shell: Shell,
     group: Group,
     key: Keys = None,
-    offset: MessageOffsets = None,
+    offset: Offsets = None,
     everything: Annotated[
         bool, typer.Option("--all", help="All messages that are parked now: of the keys given, or of the group.")
     ] = False,
@@ -176,28 +166,24 @@ def drop(
     The query that owns the queue drops it in its next micro-batch, and the key continues. --offset drops another message, --all drops all.
     """
     check_group(group)
-    if everything and offset:
-        raise OptionError(OptionCondition.CONFLICT, "--all already selects the messages. Drop --offset")
     with shell.broker() as broker:
-        parked = _parked(broker, group, topic)
-        if everything:
-            those = chosen(group, parked, key or (), (), not key)
-        else:
-            those = chosen_messages(group, parked, key or (), offset or ())
+        # With --all and --key, all messages of these keys are dropped.
+        is_group = everything and bool(offset or not key)
+        those = chosen(group, _parked(broker, group, topic), key or (), offset or (), is_group, single=not everything)
         if those:
-            shell.ask(f"Drop {described(those)} of group {group} from {_queues(those)}? No listener sees them again.", yes)
+            shell.ask(f"Drop {described(those)} of group {group} from {_named(those)}? No listener sees them again.", yes)
         _order(shell, broker, group, "drop", those)
 
 
 @command(app, "dead-letter")
-def make_dead_letters(shell: Shell, group: Group, key: Keys = None, offset: MessageOffsets = None, topic: Where = None) -> None:
+def make_dead_letters(shell: Shell, group: Group, key: Keys = None, offset: Offsets = None, topic: Where = None) -> None:
     """Make the first parked message of a key, on which the others wait, a dead letter now, without another try.
 
     The query that owns the queue does so in its next micro-batch, and the key continues. dlq replay sends the message again.
     """
     check_group(group)
     with shell.broker() as broker:
-        those = chosen_messages(group, _parked(broker, group, topic), key or (), offset or ())
+        those = chosen(group, _parked(broker, group, topic), key or (), offset or (), False, single=True)
         _order(shell, broker, group, "dead_letter", those)
 
 
@@ -206,7 +192,7 @@ def replace(
     shell: Shell,
     group: Group,
     key: Keys = None,
-    offset: MessageOffsets = None,
+    offset: Offsets = None,
     body: Annotated[str | None, typer.Option(help="The corrected body.", metavar="TEXT", show_default=False)] = None,
     file: Annotated[
         typer.FileBinaryRead | None,
@@ -225,9 +211,9 @@ def replace(
         raise OptionError(OptionCondition.MISSING, "the command needs the corrected body. Give either --body or --file")
     corrected = file.read() if file is not None else (body or "").encode()
     with shell.broker() as broker:
-        those = chosen_messages(group, _parked(broker, group, topic), key or (), offset or ())
+        those = chosen(group, _parked(broker, group, topic), key or (), offset or (), False, single=True)
         former = len(tools.parked_row(broker, group, those)["body"])
-        sizes = f"{former:,} bytes of {described(those)} of group {group} from {_queues(those)} by {len(corrected):,} bytes"
+        sizes = f"{former:,} bytes of {described(those)} of group {group} from {_named(those)} by {len(corrected):,} bytes"
         shell.ask(f"Replace the {sizes}?", yes)
         _order(shell, broker, group, "replace", those, corrected)
 
@@ -258,21 +244,15 @@ def _order(
     if not those:
         shell.done(row, f"nothing is parked in group {group}")
         return
-    who = f"the owner of {_named(queues)} carries the command out in its next micro-batch"
+    who = f"the owner of {_named(those)} carries the command out in its next micro-batch"
     shell.done(row, f"ordered to {tools.order(action, those)} of group {group}: {who}")
-    alone = [queue for queue in queues if not alive.get(queue, False)]
+    alone = [key for key in those if not alive.get(key.queue, False)]
     if alone:
         shell.note(f"no query owns {_named(alone)} in group {group} now. The next owner carries the command out")
 
 
-def _queues(those: list[ParkedKey]) -> str:
-    counted = Counter[MessageQueue]()
-    for key in those:
-        counted[key.queue] += key.messages
-    return _named(sorted(counted))
-
-
-def _named(queues: list[MessageQueue]) -> str:
+def _named(those: Iterable[ParkedKey]) -> str:
+    queues = sorted({key.queue for key in those})
     if len(queues) == 1:
         return f"queue {queues[0]}"
     return f"queues {', '.join(map(str, queues[:3]))}{' and others' if queues[3:] else ''}"

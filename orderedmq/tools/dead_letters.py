@@ -28,6 +28,7 @@ from orderedmq.errors import (
 )
 from orderedmq.model import DEAD_LETTER_PREFIX, MessageQueue, check_group
 from orderedmq.options.values import whole_number
+from orderedmq.parking import GIVEN_BACK
 from orderedmq.pulls import pulls
 from orderedmq.rows import dead_letters as noted
 
@@ -224,7 +225,7 @@ def _letter(queue: MessageQueue, row: dict[str, Any]) -> DeadLetter:
         queue=queue,
         offset=row["queue_offset"],
         origin=MessageQueue(topic or "", properties.get(noted.ORIGIN_BROKER, ""), number or 0) if has_origin else None,
-        origin_offset=_number(properties.get(noted.ORIGIN_OFFSET)),
+        origin_offset=None if (at := _number(properties.get(noted.ORIGIN_OFFSET))) is None else at % GIVEN_BACK,
         body=row["body"],
         tags=row["tags"],
         keys=row["keys"],

@@ -148,10 +148,9 @@ class ParkedKey:
         """Return only the message at ``offset``."""
         return replace(self, offset=offset, places={offset: self.places[offset]}, single=True)
 
-    def command(self, action: CommandAction, corrected: Mapping[str, Any] | None = None) -> Command:
-        return Command(
-            action, self.key if self.has_order else None, self.offset if self.single or not self.has_order else -1, corrected
-        )
+    def command(self, action: CommandAction, row: Mapping[str, Any] | None = None) -> Command:
+        offset = self.offset if self.single or not self.has_order else -1
+        return Command(action, self.key if self.has_order else None, offset, row)
 
 
 def due_in(due: int | None, now: float) -> float | None:
@@ -193,25 +192,36 @@ def _keys(broker: Broker, group: str, queue: MessageQueue, lot: Lot) -> list[Par
 
 
 def chosen(
-    group: str, parked: Sequence[ParkedKey], keys: Sequence[str], offsets: Sequence[int], everything: bool
+    group: str, parked: Sequence[ParkedKey], keys: Sequence[str], offsets: Sequence[int], everything: bool, single: bool = False
 ) -> list[ParkedKey]:
-    """Return the parked keys that a command names, without those that have ended.
+    """Return the parked keys that a command names, or that have messages at ``offsets`` of their queues, if ``keys`` are given of these keys.
 
-    ``offsets`` are the offsets of messages without a key. Raises OptionError CONFLICT or MISSING; GroupError NOT_PARKED;
-    TopicError AMBIGUOUS if a key is parked from several topics, or if messages without a key are parked from this offset of
-    several queues.
+    ``single``: return only the messages at ``offsets``, or the first one of each key in a queue. Keys whose messages have all ended are left
+    out. Raises OptionError CONFLICT or MISSING; GroupError NOT_PARKED; TopicError AMBIGUOUS if
+    a key is parked from several topics, or if messages are parked from an offset of several queues.
     """
     if everything == bool(keys or offsets):
         raise OptionError(
             OptionCondition.CONFLICT if everything else OptionCondition.MISSING,
             "the command needs --key or --offset, once or several times, or --all instead of both",
         )
+    parked = [parked_key for parked_key in parked if not parked_key.ticket.has_ended]
     if everything:
-        return [parked_key for parked_key in parked if not parked_key.ticket.has_ended]
+        return parked
     keys_chosen: list[ParkedKey] = []
-    for key in dict.fromkeys(keys):
+    for offset in dict.fromkeys(offsets):
+        those = [each for each in parked if offset in each.places and (not keys or each.key in keys)]
+        _require(group, those, f"message at offset {offset}{f' of key {keys[0]!r}' if len(keys) == 1 else ''}")
+        if len(those) > 1:
+            raise TopicError(
+                TopicCondition.AMBIGUOUS,
+                f"messages are parked from offset {offset} of {len(those)} queues. Give --topic with "
+                f"{_one_of([str(parked_key.queue) for parked_key in those])}",
+            )
+        keys_chosen += those
+    for key in () if offsets else dict.fromkeys(keys):
         those = [parked_key for parked_key in parked if parked_key.key == key]
-        _require(group, those, f"messages of key {key!r}", "were")
+        _require(group, those, f"messages of key {key!r}")
         topics = sorted({parked_key.queue.topic for parked_key in those})
         if len(topics) > 1:
             raise TopicError(
@@ -219,51 +229,19 @@ def chosen(
                 f"messages of key {key!r} are parked from several topics. Give --topic with {_one_of(topics)}",
             )
         keys_chosen += those
-    for offset in dict.fromkeys(offsets):
-        alone = [parked_key for parked_key in parked if not parked_key.has_order]
-        keys_chosen.append(_at(group, alone, offset, "message without a key"))
-    return keys_chosen
+    if not single:
+        return keys_chosen
+    if offsets:
+        return [parked_key.message(offset) for parked_key, offset in zip(keys_chosen, dict.fromkeys(offsets), strict=True)]
+    last_to_first = sorted(keys_chosen, key=lambda each: -each.offset)
+    return list({(each.queue, each.key): each.message(each.offset) for each in last_to_first}.values())
 
 
-def chosen_messages(group: str, parked: Sequence[ParkedKey], keys: Sequence[str], offsets: Sequence[int]) -> list[ParkedKey]:
-    """Return the first message that each of these keys has in a queue; or the messages at ``offsets``, of these keys if any is given.
-
-    Raises the errors of `chosen`.
-    """
-    if not offsets:
-        those = [each for each in chosen(group, parked, keys, (), False) if not each.ticket.has_ended]
-        last_to_first = sorted(those, key=lambda each: -each.offset)
-        return list({(each.queue, each.key): each.message(each.offset) for each in last_to_first}.values())
-    named = [each for each in parked if not keys or each.key in keys]
-    of = f" of key {' or '.join(map(repr, keys))}" if keys else ""
-    return [_at(group, named, offset, f"message{of}").message(offset) for offset in dict.fromkeys(offsets)]
-
-
-def _at(group: str, parked: Sequence[ParkedKey], offset: int, what: str) -> ParkedKey:
-    """Return the key with a message at ``offset`` of its queue."""
-    those = [parked_key for parked_key in parked if offset in parked_key.places]
-    _require(group, those, f"{what} at offset {offset}", "was")
-    those = [parked_key for parked_key in those if not parked_key.ticket.has_ended]
-    if len(those) > 1:
-        raise TopicError(
-            TopicCondition.AMBIGUOUS,
-            f"a {what} is parked from offset {offset} of {len(those)} queues. Give --topic with "
-            f"{_one_of([str(parked_key.queue) for parked_key in those])}",
-        )
-    return those[0]
-
-
-def _require(group: str, those: Sequence[ParkedKey], what: str, was: str) -> None:
+def _require(group: str, those: Sequence[ParkedKey], what: str) -> None:
     if not those:
         raise GroupError(
             GroupCondition.NOT_PARKED,
             f"group {group!r} has no parked {what}. Run orderedmq parked list {group} to see what is parked",
-        )
-    if all(parked_key.ticket.has_ended for parked_key in those):
-        raise GroupError(
-            GroupCondition.NOT_PARKED,
-            f"the parked {what} of group {group!r} {was} dropped or made a dead letter before. The queue's owner does this when it plans its "
-            "next micro-batch",
         )
 
 
@@ -285,7 +263,7 @@ def give(broker: Broker, group: str, action: CommandAction, those: Sequence[Park
 def parked_row(broker: Broker, group: str, messages: Sequence[ParkedKey]) -> dict[str, Any]:
     """Return the row of one parked message in the lot (PRODUCER_COLUMNS).
 
-    Raises TopicError AMBIGUOUS for several messages, GroupError NOT_PARKED if the message's owner has moved it.
+    Raises TopicError AMBIGUOUS for several messages, and the errors of `Log.pull` if the message's owner has just tried it.
     """
     if len(messages) > 1:
         named = _one_of([f"message {each.offset} of queue {each.queue}" for each in messages])
@@ -294,11 +272,7 @@ def parked_row(broker: Broker, group: str, messages: Sequence[ParkedKey]) -> dic
         )
     [message] = messages
     log, lot = broker.log.reading(PullSettings(group)), parked_queue(group, message.queue)
-    try:
-        rows = log.pull(lot, message.places[message.offset], 1, pulls.LOT_PULL_BYTES, PRODUCER_COLUMNS)
-    except DataLossError as error:
-        why = f"message {message.offset} of queue {message.queue} is tried at this moment. Repeat the command if it is still parked"
-        raise GroupError(GroupCondition.NOT_PARKED, why) from error
+    rows = log.pull(lot, message.places[message.offset], 1, pulls.LOT_PULL_BYTES, PRODUCER_COLUMNS)
     row: dict[str, Any] = rows.to_pylist()[0]
     return row
 
@@ -306,23 +280,25 @@ def parked_row(broker: Broker, group: str, messages: Sequence[ParkedKey]) -> dic
 def repair_parked(
     broker: Broker,
     group: str,
-    action: Literal["drop", "dead_letter", "replace"],
+    action: Literal["retry", "hold", "drop", "dead_letter", "replace"],
     *,
     key: str | None = None,
     offset: int | None = None,
     body: bytes | None = None,
     topic: str | None = None,
 ) -> list[tuple[MessageQueue, int]]:
-    """Decide what becomes of a parked message, as ``orderedmq parked`` does: its key continues in order.
+    """Order the owners of parked messages what to do, as ``orderedmq parked`` does.
 
-    The message is the first parked one of ``key`` (in each queue that has one), or the one at ``offset`` of its queue. ``action``: "drop"
-    it, make it a "dead_letter", or "replace" its body by ``body``. Return the queues and offsets. Raises OptionError MISSING or INVALID;
-    GroupError MISSING or NOT_PARKED; TopicError AMBIGUOUS if ``topic`` is needed; MessageError if the body is too large.
+    ``action``: "retry" or "hold" the ``key``, or that of the message at ``offset`` of its queue. Or "drop" one message, make it a
+    "dead_letter", or "replace" its body by ``body``, so that its key continues: the first message of ``key`` in each queue, or the one at
+    ``offset``. Return the queues and offsets. Raises OptionError MISSING or INVALID; GroupError MISSING or NOT_PARKED; TopicError AMBIGUOUS
+    if ``topic`` is needed; MessageError if the body is too large.
     """
     if (action == "replace") != (body is not None):
         raise OptionError(OptionCondition.INVALID, "repair_parked needs a body with replace, and only then")
     parked = [each for each in parked_keys(broker, group) if topic in (None, each.queue.topic)]
-    those = chosen_messages(group, parked, () if key is None else (key,), () if offset is None else (offset,))
+    keys, offsets = [] if key is None else [key], [] if offset is None else [offset]
+    those = chosen(group, parked, keys, offsets, False, single=action not in ("retry", "hold"))
     if action == "replace":
         parked_row(broker, group, those)
     give(broker, group, action, those, body)

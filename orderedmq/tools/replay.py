@@ -6,6 +6,8 @@ locks (`Groups.pass_on`). A replay of all letters also commits the group's offse
 between the append and the commit, over a broker where these are not one transaction, the next one sends that piece again. A replay of
 chosen letters records nothing: the next one that chooses them, or that sends all, sends them again.
 
+A replay to the group alone appends the letters to its parking lots instead (`parking.given_back`), so that no other group gets them.
+
 A replay sends the original message, without the properties of its failure, to the queue that its sharding key chooses now. Letters
 have their keys as text. If a letter came from the queue that its key chooses as a number, and not from the queue that it chooses as
 text, the producer hashed numbers. A replay of such a letter is refused until the user says how keys choose queues.
@@ -24,10 +26,11 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 
 from orderedmq.broker import Broker, Log
-from orderedmq.conditions import LockCondition, OffsetCondition, OptionCondition, TopicCondition
+from orderedmq.conditions import GroupCondition, LockCondition, OffsetCondition, OptionCondition, TopicCondition
 from orderedmq.errors import GroupError, LockError, MessageError, OffsetError, OptionError, TopicError
 from orderedmq.model import MessageQueue, check_topic
 from orderedmq.ownership.lock import LockToken, Refusal
+from orderedmq.parking import AT_ONCE, Command, Ticket, given_back, parked_queue
 from orderedmq.routing.selector import KeyedSelectorName, Keying, keying_of
 from orderedmq.routing.sharding_key import KeyType, is_number
 from orderedmq.schema import PRODUCER_SCHEMA
@@ -70,6 +73,7 @@ def replay(
     keying: Keying | None = None,
     progress: Callable[[int, int], None] = lambda _done, _of: None,
     confirm: Callable[[Mapping[str, int]], None] = lambda _topics: None,
+    to_group: bool = False,
 ) -> None:
     """Send the letters of ``queues`` that ``chosen`` selects and no replay of all letters has sent, at most ``limit`` letters.
 
@@ -79,6 +83,11 @@ def replay(
     Raises OffsetError, TopicError, MessageError BAD_KEY; OptionError MISSING if a letter's queue was chosen by a number, or if a letter
     chosen by offset is in quarantine; LockError HELD_BY_OTHER or LOST.
     """
+    if to_group and (to_topic is not None or keying is not None):
+        raise OptionError(
+            OptionCondition.CONFLICT,
+            "to_group (--to-group) gives letters back to the queues that they came from. Leave out the topic, the key type and the selector",
+        )
     if to_topic is not None:
         check_topic(to_topic, writing=True)
         broker.log.topic(to_topic)
@@ -95,7 +104,7 @@ def replay(
                         f"the dead letters of {queue.topic} are being replayed by {answer.client_id or 'another process'}. Wait "
                         f"until that replay ends. If it was killed or is stuck, its lock ends in {answer.remaining:.0f} s at the latest",
                     )
-            _Replay(broker, tokens, chosen, limit, to_topic, keying, done, progress, confirm).run()
+            _Replay(broker, tokens, chosen, limit, to_topic, keying, done, progress, confirm, to_group).run()
         finally:
             broker.groups.unlock(tokens)
     finally:
@@ -112,6 +121,7 @@ def replay_dead_letters(
     sharding_key_type: KeyType | None = None,
     selector: KeyedSelectorName | None = None,
     progress: Callable[[int, int], None] = lambda _done, _of: None,
+    to_group: bool = False,
 ) -> Replayed:
     """Send dead letters of ``group`` again, as ``orderedmq dlq replay`` does; return how many were sent, and to which topics.
 
@@ -119,7 +129,8 @@ def replay_dead_letters(
     what it has sent; letters that a filter selects are sent each time. ``limit`` is the maximum number of letters to send.
     ``to_topic`` is the topic to send them to (default: the topic that each came from).
     ``sharding_key_type`` ("text", "int" or "long") and ``selector`` ("hash" or "mod") are those of the producer whose messages
-    became dead letters; they are needed if keys are numbers. ``progress`` gets the number of letters sent so far and the number to
+    became dead letters; they are needed if keys are numbers. ``to_group``: give the letters back to this group alone, after the messages
+    of their keys that are parked there. ``progress`` gets the number of letters sent so far and the number to
     send. Raises OptionError INVALID for a limit below 1, CONFLICT; and the errors of `letter_queues` and `replay`.
     """
     if limit is not None and (type(limit) is not int or limit < 1):
@@ -129,7 +140,9 @@ def replay_dead_letters(
     keying = keying_of(selector, sharding_key_type)
     queues, done = letter_queues(broker, group, chosen), Replayed()
     if queues:
-        replay(broker, queues, chosen, done, limit=limit, to_topic=to_topic, keying=keying, progress=progress)
+        replay(
+            broker, queues, chosen, done, limit=limit, to_topic=to_topic, keying=keying, progress=progress, to_group=to_group
+        )
     return done
 
 
@@ -175,6 +188,7 @@ class _Replay:
     done: Replayed
     progress: Callable[[int, int], None]
     confirm: Callable[[Mapping[str, int]], None]
+    to_group: bool
 
     def run(self) -> None:
         broker, done = self.broker, self.done
@@ -243,6 +257,16 @@ class _Replay:
                 "again each time. Set quarantined=None in the LetterFilter (--quarantined) to send it nevertheless, or raise max_replays "
                 "(--max-replays)",
             )
+        if self.to_group:
+            lots = {parked_queue(letter.group, _place(letter)[0]) for letter in piece.letters}
+            missing = sorted(lots - self.broker.log.bounds(sorted(lots)).keys())
+            if missing:
+                raise GroupError(
+                    GroupCondition.NOT_PARKED,
+                    f"group {piece.letters[0].group!r} has no parking lot {missing[0]}, because no query of it has parked a message there. "
+                    "Replay without to_group (--to-group)",
+                )
+            return
         if self.to_topic is None:
             _find_targets(self.broker.log, piece.letters, targets)
         placed = _choose_queues(piece.letters, targets, self.to_topic, self.keying or Keying())
@@ -253,7 +277,12 @@ class _Replay:
         """Send the letters of a piece, and commit ``offset`` unless it is None. Raises LockError LOST."""
         groups, keying = self.broker.groups, self.keying or Keying()
         try:
-            if not groups.renew(self.tokens):
+            held = not groups.renew(self.tokens)
+            if held and self.to_group:
+                for queue, commands in _commands(piece.letters).items():
+                    self.broker.admin.command_parked(piece.letters[0].group, queue, commands)
+                return groups.commit({piece.token: offset}) if offset is not None else None
+            if held:
                 return append_chosen(
                     self.broker.log,
                     targets,
@@ -293,6 +322,30 @@ def _origin(letter: DeadLetter) -> MessageQueue:
             TopicCondition.MISSING, f"dead letter {letter.offset} does not say from which topic it came. {_OTHER_TOPIC}"
         )
     return letter.origin
+
+
+def _place(letter: DeadLetter) -> tuple[MessageQueue, int]:
+    """Return the queue and the offset that a letter came from. A letter from RocketMQ's client names neither its broker nor the offset."""
+    origin = _origin(letter)
+    if letter.origin_offset is None:
+        raise TopicError(
+            TopicCondition.MISSING,
+            f"dead letter {letter.offset} does not say from which offset it came. Leave out to_group (--to-group)",
+        )
+    return origin._replace(broker_name=origin.broker_name or letter.queue.broker_name), letter.origin_offset
+
+
+def _commands(letters: Sequence[DeadLetter]) -> dict[MessageQueue, list[Command]]:
+    """Return the commands that give letters back to the queues that they came from."""
+    commands: dict[MessageQueue, list[Command]] = {}
+    for letter in letters:
+        queue, offset = _place(letter)
+        row = letter.row()
+        at = given_back(offset, letter.replays + 1)
+        ticket = Ticket(at, 0, 0, AT_ONCE, "", letter.message_id or "", letter.stored, letter.stored)
+        row["properties"] = {**dict(row["properties"]), **ticket.to_properties()}
+        commands.setdefault(queue, []).append(Command("return", letter.sharding_key, at, row))
+    return commands
 
 
 def _choose_queues(

@@ -10,15 +10,14 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, cast, get_args
-from urllib.parse import unquote
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
 from orderedmq.broker import Broker
-from orderedmq.conditions import OptionCondition
-from orderedmq.errors import OptionError
+from orderedmq.conditions import GroupCondition, OptionCondition
+from orderedmq.errors import GroupError, OptionError
 from orderedmq.model import MessageQueue, check_group
 from orderedmq.options.values import parse_timestamp, shown, whole_number
 from orderedmq.ownership.offsets import offsets_to_json
@@ -28,7 +27,7 @@ from orderedmq.text import is_text
 from orderedmq.tools import dead_letters
 from orderedmq.tools import parked as tools
 from orderedmq.tools.dead_letters import MAX_REPLAYS, DeadLetter, LetterFilter
-from orderedmq.tools.parked import ParkedKey, chosen, chosen_messages
+from orderedmq.tools.parked import ParkedKey, chosen
 from orderedmq.tools.replay import Replayed, replay
 from orderedmq.tools.seek import Sought, copy_offsets, parse_target, seek
 from orderedmq.ui.guard import FormFields, read_change
@@ -156,7 +155,11 @@ class Repairs:
         command = cast(CommandAction, action.removesuffix("_all"))
         if action in ("drop", "dead_letter", "replace"):
             offsets = form.all("offset") or [str(key.offset) for key in those]
-            those = [named for key, text in zip(those, offsets) for named in chosen_messages(group, [key], (), [_letter(text)])]
+            those = [
+                named
+                for key, text in zip(those, offsets)
+                for named in chosen(group, [key], (), [_letter(text)], False, single=True)
+            ]
         order = tools.order(command, those)
         if action not in ("retry", "hold") and form.one("sure") != "yes":
             former = tools.parked_row(broker, group, those)["body"] if action == "replace" else b""
@@ -265,16 +268,13 @@ def _moves(plan: Sought) -> list[tuple[MessageQueue, int | None, int]]:
 
 def _chosen(broker: Broker, group: str, names: Sequence[str]) -> list[ParkedKey]:
     """Return the parked keys with these identities. Raises GroupError NOT_PARKED for a key that is no longer parked."""
-    there = tools.parked_keys(broker, group)
-    by_identity = {identity(parked_key): parked_key for parked_key in there}
-    keys_chosen: list[ParkedKey] = []
-    for name in dict.fromkeys(names):
-        *_, kind, key = name.split("/", 4) if name.count("/") >= 4 else ("k", name)
-        offset = whole_number(key) if kind == "o" else None
-        # Only the key is encoded: the name of a topic may contain what looks like an encoded character.
-        keys, offsets = ([unquote(key)], []) if offset is None else ([], [offset])
-        keys_chosen += chosen(group, [by_identity[name]] if name in by_identity else [], keys, offsets, False)
-    return keys_chosen
+    by_identity = {identity(parked_key): parked_key for parked_key in tools.parked_keys(broker, group)}
+    for name in names:
+        if name not in by_identity or by_identity[name].ticket.has_ended:
+            raise GroupError(
+                GroupCondition.NOT_PARKED, f"{name} of group {group!r} is not parked any more. Go back and reload the page"
+            )
+    return [by_identity[name] for name in names]
 
 
 def _conditions(fields: Mapping[str, str]) -> dict[str, str]:

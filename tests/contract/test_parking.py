@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from orderedmq.broker import Broker, SinkBatch
-from orderedmq.model import MAX_NAME_LENGTH, MessageQueue
+from orderedmq.model import MAX_NAME_LENGTH, MAX_OFFSET, MessageQueue, OffsetRange
 from orderedmq.ownership.lock import LockToken
 from orderedmq.ownership.micro_batch import SourceRun
 from orderedmq.parking import (
@@ -21,13 +21,18 @@ from orderedmq.parking import (
     Lot,
     Parking,
     Ticket,
+    given_back,
     lot_token,
     parked_queue,
     restore,
 )
 from orderedmq.rocketmq.codec.stored_message import UNIQ_KEY
+from orderedmq.rows.dead_letters import dead_letter_properties
 from orderedmq.schema import MESSAGE_SCHEMA
+from orderedmq.tools.dead_letters import LetterFilter, letter_queues
+from orderedmq.tools.dead_letters import read as read_letters
 from orderedmq.tools.parked import LotReader, give, parked_keys
+from orderedmq.tools.replay import replay_dead_letters
 from tests.contract.support import (
     BIG,
     FakeClock,
@@ -410,6 +415,41 @@ def test_a_corrected_message_takes_the_place_of_its_message_until_it_is_settled(
     assert (row["body"], row["ticket"].attempts, row["ticket"].due) == (b"right \0\xff", 5, DEAD_LETTERED)
     assert compared({**row, "reconsume_times": 4}) == compared(former)
     assert (other["queue_offset"], other["ticket"].due) == (11, AT_ONCE)
+
+
+@pytest.mark.holds("given back")
+def test_a_dead_letter_that_is_given_back_is_parked_as_it_was_sent_and_may_have_another_letter(
+    broker: Broker, token: LockToken
+):
+    broker.log.append({token.queue: rows(["ten", "two"], sharding_key=["k", "k"], properties=[[("own", "x")], None])})
+
+    def give_up(offset: int, properties: dict[str, str]) -> int:
+        noted = dead_letter_properties(
+            token.queue, offset, message_id="id", reconsume_times=1, error="e", properties=properties
+        )
+        return broker.groups.dead_letter(token, rows(["ten"], sharding_key=["k"], properties=[list(noted.items())]), [offset])
+
+    assert give_up(10, {"own": "x"}) == 1
+    with refused("GROUP.NOT_PARKED", token.queue):
+        replay_dead_letters(broker, "g", to_group=True)
+    park(broker, token, [11])
+    assert replay_dead_letters(broker, "g", to_group=True).letters == 1
+    assert replay_dead_letters(broker, "g", LetterFilter(offsets=frozenset([0])), to_group=True).letters == 1
+    [other, row] = parked(broker, token.queue)
+    assert (other["queue_offset"], row["queue_offset"], row["body"], row["sharding_key"]) == (11, 10, b"ten", "k")
+    assert set(row["properties"]) >= {("own", "x"), ("ORDEREDMQ_REPLAYS", "g=1")}
+    assert lot_of(broker, token.queue).max_offset == 11, "so that its queue is not waited for"
+    offset, spans = row["ticket"].offset, [OffsetRange(0, MAX_OFFSET)]
+    assert offset == given_back(10, 1) > 11
+    # It is parked again, and then given up again.
+    place = lot_of(broker, token.queue).place(offset)
+    assert broker.groups.park(token, [put(parked_queue("g", token.queue), place, offset)]) == [True]
+    assert broker.groups.letters(token, spans) == {10}
+    assert (give_up(offset, dict(row["properties"])), give_up(offset, dict(row["properties"]))) == (1, 0)
+    assert broker.groups.letters(token, spans) == {10, offset}
+    [queue] = [each for each in letter_queues(broker, "g") if each.broker_name == token.queue.broker_name]
+    letters = [letter for piece in read_letters(broker.log, queue, 0, 2) for letter in piece]
+    assert [(letter.origin_offset, letter.replays) for letter in letters] == [(10, 0), (10, 1)]
 
 
 def test_where_nothing_was_ever_parked_an_order_is_refused(broker: Broker, token: LockToken):

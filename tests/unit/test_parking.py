@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orderedmq.errors import OptionError
 from orderedmq.model import MessageQueue, check_topic, is_parked, is_reserved
 from orderedmq.parking import (
     AT_ONCE,
@@ -294,9 +292,3 @@ def test_a_replacement_has_the_ticket_of_its_message_and_leaves_room_for_its_pro
     assert replace(ticket, message_id="", born=0, stored=0) == replace(PARKED[0], error="")
     assert (ticket.message_id, ticket.born) == ("id-0", int(BORN.timestamp()) * 1_000_000)
     assert "OMQ_PARKED_FROM" not in properties, "it is no copy, so its message can still be parked from there"
-
-
-@pytest.mark.parametrize("command", [("replace", "a", 0), ("replace", "a", -1, {}), ("drop", "a", 0, {})])
-def test_only_a_replacement_has_a_message(command: tuple[Any, ...]) -> None:
-    with pytest.raises(OptionError, match="OPTION.INVALID"):
-        Command(*command)

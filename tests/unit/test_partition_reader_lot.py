@@ -91,7 +91,7 @@ def test_parked_messages_come_first_with_their_tickets(rig: Rig) -> None:
         (0, b"0", "orders", 3), (1, b"1", "orders", 0), (4, b"4", "orders", 0), (5, b"5", "orders", 0),
     ]  # fmt: skip
     assert [row["properties"] for row in found] == [[("shop", "berlin")]] * 4
-    assert tickets(found) == [LotPlace(1, 3, 1, 5000, "no"), LotPlace(2, 0, 0, AT_ONCE, ""), None, None]
+    assert tickets(found) == [LotPlace(1, 3, 1, 5000, "no", 0), LotPlace(2, 0, 0, AT_ONCE, "", 1), None, None]
     (context,) = {rig.context(row) for row in found}
     assert context.lot == LotPlan(4, 1, 3, 100)
     lock = context.lock(QUEUE)

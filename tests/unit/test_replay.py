@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -26,11 +27,11 @@ from orderedmq.routing.selector import Keying
 from orderedmq.rows.dead_letters import REPLAYS, dead_letter_properties
 from orderedmq.schema import PRODUCER_SCHEMA
 from orderedmq.tools import dead_letters
-from orderedmq.tools.replay import _choose_queues
+from orderedmq.tools.replay import _choose_queues, _commands
 from orderedmq.tools.seek import parse_target, resolve
 from tests.command import Run, bodies
 from tests.contract.support import locked
-from tests.unit.test_engine_task import LATER, SUSPEND, Rig
+from tests.unit.test_engine_task import LATER, SUCCESS, SUSPEND, Rig
 
 
 @pytest.fixture
@@ -256,6 +257,69 @@ def test_a_message_that_is_given_up_again_after_each_replay_is_in_quarantine(tmp
     assert (done["replayed"], done["quarantined"]) == (0, 1)
     assert rig.ends()[0] == 4, "a message in quarantine must not be sent"
     rig.broker.close()
+
+
+# -- to one group
+
+
+@pytest.mark.holds("given back")
+def test_a_letter_comes_back_to_its_group_alone_after_the_parked_messages_of_its_key(tmp_path: Path, run: Run) -> None:
+    rig = Rig(tmp_path)
+    fails = rig.by_key(lambda message: SUSPEND if message.sharding_key == "a" else SUCCESS, max_reconsume_times=1)
+    rig.send("a", "a", "b")
+    rig.run(fails)
+    rig.now += 10
+    assert rig.run(fails, planned=True) == [(0, "DEAD_LETTER", 2, None), (1, "PARKED", 1, 10)]
+    assert run("dlq", "replay", "g", "--all", "--to-group")[0] | {"deleted": 0} == {
+        "group": "g", "replayed": 1, "topics": {"orders": 1}, "quarantined": 0, "deleted": 0,
+    }  # fmt: skip
+    assert run("dlq", "replay", "g", "--all", "--to-group")[0]["replayed"] == 0
+    # Whoever gives the same letter once more changes nothing while it is parked.
+    assert run("dlq", "replay", "g", "--offset", "0", "--to-group")[0]["replayed"] == 1
+    assert rig.ends()[0] == 3, "no other group gets it"
+    rig.now += 10
+    rig.send("a")
+    rig.heard.clear()
+    succeeds = rig.by_key(lambda message: SUCCESS)
+    assert rig.run(succeeds, planned=True) == [(1, "SUCCESS", 2, None), (0, "SUCCESS", 1, None), (3, "SUCCESS", 1, None)]
+    assert rig.heard == [[1], [0], [3]], "the listener sees the offset that the message has in its queue"
+    assert rig.lying() == {}
+    rig.broker.close()
+
+
+@pytest.mark.holds("given back")
+@pytest.mark.parametrize("order", ["key", "none"])
+def test_a_letter_that_is_given_back_and_fails_again_is_another_letter_until_it_is_in_quarantine(
+    tmp_path: Path, run: Run, order: str
+) -> None:
+    rig, consumer = Rig(tmp_path), ENGINES[order]
+    rig.send("bad")
+    rig.run(consumer(rig))
+    for replays in range(4):
+        if replays:
+            rig.run(consumer(rig), planned=True)
+        rig.now += 1e5
+        calls = len(rig.heard)
+        # A worker that dies after its letter is stored repeats neither the call nor the letter.
+        assert [one[:2] for one in rig.run(consumer(rig), planned=True, commit=False)] == [(0, "DEAD_LETTER")]
+        assert [one[:2] for one in rig.run(consumer(rig), planned=True)] == [(0, "DEAD_LETTER")]
+        assert len(rig.heard) - calls == (order == "key")
+        listed = [(row["offset"], row["replays"], row["origin_offset"], row["body"]) for row in run("dlq", "list", "g")]
+        assert listed == [(number, number, 0, "body bad") for number in range(replays + 1)]
+        [done] = run("dlq", "replay", "g", "--all", "--to-group")
+        assert (done["replayed"], done["quarantined"]) == ((1, 0) if replays < 3 else (0, 1))
+    rig.broker.close()
+
+
+def test_letters_without_a_way_back_to_their_group_are_refused(run: Run, broker: Broker) -> None:
+    give_up(broker, ORDERS[:1])
+    assert "GROUP.NOT_PARKED" in run("dlq", "replay", "g", "--all", "--to-group", code=1)
+    for more in (["--to-topic", "b"], ["--sharding-key-type", "text"]):
+        assert "OPTION.CONFLICT" in run("dlq", "replay", "g", "--all", "--to-group", *more, code=2)
+    queue = broker.log.queues("%DLQ%g")[0]
+    letters = [letter for piece in dead_letters.read(broker.log, queue, 0, 1) for letter in piece]
+    with pytest.raises(TopicError, match="does not say from which offset"):
+        _commands([replace(letters[0], origin_offset=None)])
 
 
 def test_letters_in_quarantine_are_replayed_only_on_request(run: Run, broker: Broker) -> None:
