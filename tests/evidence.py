@@ -62,17 +62,28 @@ def note_history(about: Hashable, history: Iterable[Event], anomalies: Sequence[
 
 
 def note_lists(sent: Mapping[Any, Sequence[Any]], seen: Mapping[Any, Sequence[Any]], *, runs: int = 1) -> None:
-    """Record what became of messages. Both sides have the different messages of each key, or of each queue, in order."""
+    """Record what became of messages. Both sides have the messages of each key, or of each queue, in order."""
     lost = twice = disordered = wrong = 0
     for key in sent.keys() | seen.keys():
-        counts, order = Counter(seen.get(key, ())), {message: place for place, message in enumerate(sent.get(key, ()))}
-        lost += sum(message not in counts for message in order)
-        twice += sum(count - 1 for message, count in counts.items() if message in order)
-        wrong += sum(count for message, count in counts.items() if message not in order)
-        places = [order[message] for message in counts if message in order]
+        # Equal messages are told apart by their number among equals.
+        order = {message: place for place, message in enumerate(_numbered(sent.get(key, ())))}
+        messages = _numbered(seen.get(key, ()))
+        lost += len(order.keys() - set(messages))
+        twice += sum(message not in order and (message[0], 0) in order for message in messages)
+        wrong += sum((message[0], 0) not in order for message in messages)
+        places = [order[message] for message in messages if message in order]
         disordered += sum(later < earlier for earlier, later in pairwise(places))
     total = sum(map(len, sent.values()))
     note(runs=runs, acknowledged=total, lost=lost, twice=twice, disordered=disordered, wrong=wrong)
+
+
+def _numbered(messages: Iterable[Any]) -> list[tuple[Any, int]]:
+    counts: Counter[Any] = Counter()
+    numbered = []
+    for message in messages:
+        numbered.append((message, counts[message]))
+        counts[message] += 1
+    return numbered
 
 
 def begin() -> None:

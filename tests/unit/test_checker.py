@@ -102,9 +102,9 @@ def test_repeats_may_deliver_only_the_whole_last_batch_again() -> None:
 
 def test_lists_of_messages_are_compared_by_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evidence, "_notes", {})
-    evidence.note_lists({"k": "abcd", "j": "x"}, {"k": ["b", "a", "a", "d", "z"]}, runs=3)
+    evidence.note_lists({"k": "abcd", "j": "xx"}, {"k": ["b", "a", "a", "d", "z"], "j": "x"}, runs=3)
     [(_, counts)] = evidence.noted()
-    assert counts == {"runs": 3, "acknowledged": 5, "lost": 2, "twice": 1, "disordered": 1, "wrong": 1}
+    assert counts == {"runs": 3, "acknowledged": 6, "lost": 2, "twice": 1, "disordered": 1, "wrong": 1}
 
 
 def test_tests_that_continue_a_history_count_only_what_they_have_added(monkeypatch: pytest.MonkeyPatch) -> None:
