@@ -95,7 +95,8 @@ class Driver:
         self._ready.register(self._process.stdout, selectors.EVENT_READ)
         os.set_blocking(self._process.stdout.fileno(), False)
         self._read = b""
-        self._answer(90.0)
+        # A driver starts in 8 s, but in more than a minute beside others that start and are killed.
+        self._answer(300.0)
 
     @property
     def code(self) -> int | None:
