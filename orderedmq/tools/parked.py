@@ -272,9 +272,8 @@ def parked_row(broker: Broker, group: str, messages: Sequence[ParkedKey]) -> dic
         )
     [message] = messages
     log, lot = broker.log.reading(PullSettings(group)), parked_queue(group, message.queue)
-    rows = log.pull(lot, message.places[message.offset], 1, pulls.LOT_PULL_BYTES, PRODUCER_COLUMNS)
-    row: dict[str, Any] = rows.to_pylist()[0]
-    return row
+    [row] = log.pull(lot, message.places[message.offset], 1, pulls.LOT_PULL_BYTES, PRODUCER_COLUMNS).to_pylist()
+    return dict(row)
 
 
 def repair_parked(
