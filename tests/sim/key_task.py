@@ -251,6 +251,7 @@ class KeyTask(Task):
             if ticket.due == DROPPED:
                 if one.offset not in self.behind:
                     self._decide(one.offset, "DROPPED")
+                    self.world.ledger.drops(self.token, [one.offset])
                     self.world.reached["dropped"] += 1
                 continue
             rows = self.lot_token.queue, lot.place(one.offset), ticket

@@ -398,6 +398,8 @@ class Ledger:
         #: progress then.
         self.accepted: dict[MessageQueue, set[int]] = {}
         self.finished: dict[MessageQueue, set[int]] = {}
+        #: The messages that an operator has dropped since the last seek.
+        self.dropped: dict[MessageQueue, set[int]] = {}
         #: Whether a task works on a queue under a token.
         self.at_work: Callable[[LockToken], bool] = lambda token: False
         self.repeats = 0
@@ -430,6 +432,11 @@ class Ledger:
         if self.world.check(token):
             self.accepted.setdefault(token.queue, set()).update(offsets)
 
+    def drops(self, token: LockToken, offsets: Iterable[int]) -> None:
+        """A task has carried out an operator's order to drop messages."""
+        if self.world.check(token):
+            self.dropped.setdefault(token.queue, set()).update(offsets)
+
     def undecided(self, token: LockToken, offsets: Iterable[int]) -> None:
         """A listener gets messages again, or they are parked, in a repeat of a range."""
         if self.world.check(token):
@@ -441,13 +448,14 @@ class Ledger:
             self.world.fail(f"{token.queue}: {offset} is skipped, but no listener has accepted it since the last seek (K7)")
 
     def progress_recorded(self, queue: MessageQueue, offset: int, parked: Collection[int]) -> None:
-        """Record that all messages below ``offset`` are decided, except those that are ``parked``. They were accepted or are dead letters."""
-        decided = self.accepted.get(queue, set()) | self.world.letters.get(queue, set())
+        """Record that all messages below ``offset`` are decided, except those that are ``parked``."""
+        decided = self.accepted.get(queue, set()) | self.world.letters.get(queue, set()) | self.dropped.get(queue, set())
         below = {one for one in decided if one < offset}
         self.finished.setdefault(queue, set()).update(below.difference(parked))
 
     def progress_forgotten(self, queue: MessageQueue) -> None:
         self.accepted.pop(queue, None)
+        self.dropped.pop(queue, None)
         self.finished.pop(queue, None)
 
     def out(self, query: str, token: LockToken, span: OffsetRange) -> None:
