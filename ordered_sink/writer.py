@@ -263,8 +263,8 @@ class _Task:
 def target_queues(broker: Broker, topic: str, options: SinkOptions) -> list[MessageQueue]:
     """Return the queues that rows go to. A missing topic is created if the options give its number of queues.
 
-    Raises TopicError MISSING; QUEUE_COUNT if the topic's number of queues differs from the option at a broker that cannot resize topics,
-    because keys would then go to other queues; NO_SUCH_QUEUE for a read-only topic.
+    Raises TopicError MISSING; QUEUE_COUNT if the topic's number of queues differs from the option although it was not resized, because
+    keys would then go to other queues; NO_SUCH_QUEUE for a read-only topic.
     """
     count = options.topic_queue_nums
     try:
@@ -278,7 +278,8 @@ def target_queues(broker: Broker, topic: str, options: SinkOptions) -> list[Mess
             if error.sub != TopicCondition.EXISTS:
                 raise
         queues = broker.log.targets(topic)
-    if count is not None and len(queues) != count and not broker.capabilities.resizes:
+    whole = count is None or len(queues) == count or broker.capabilities.atomic_resize
+    if not whole and not broker.log.resizes([topic]):
         raise TopicError(
             TopicCondition.QUEUE_COUNT,
             f"topic {topic!r} has {len(queues)} queues, but option topicQueueNums says {count}: with another number, keys go to other queues. "

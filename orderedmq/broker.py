@@ -503,8 +503,9 @@ class Admin(Interface, Protocol):
     def resize_topic(self, name: str, queues: int) -> TopicInfo:
         """Make ``queues`` the number of queues to which messages go. Every key keeps its order (`routing.generations`).
 
-        If the topic shrinks, the queues beyond take no more messages and are read to their ends. Raises TopicError MISSING, QUEUE_COUNT or
-        RESERVED, OptionError UNSUPPORTED.
+        If the topic shrinks, the queues beyond take no more messages and are read to their ends. Unless this is atomic (Capabilities), the
+        topic takes no messages until this returns. Raises TopicError MISSING, QUEUE_COUNT or RESERVED, OptionError UNSUPPORTED, GroupError
+        IN_USE for an unfinished batch of a sink.
         """
 
     def alter_topic(

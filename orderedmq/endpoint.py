@@ -30,18 +30,18 @@ class Capabilities:
     fenced: the broker itself refuses a change under a stale lock epoch, and a tenure continues across a restart (lineage).
     atomic_publish: one transaction makes a batch visible and moves the group offsets of its source.
     names_owner: the refusal of a lock names the owner.
-    resizes: a topic can get another number of queues, and every key keeps its order.
+    atomic_resize: one transaction gives a topic another number of queues. Otherwise it takes no messages for a while.
     """
 
     fenced: bool
     atomic_publish: bool
     names_owner: bool
-    resizes: bool
+    atomic_resize: bool
 
 
 #: The capabilities of each kind of broker. Option checks need them before a connection exists.
-EMBEDDED: Final = Capabilities(fenced=True, atomic_publish=True, names_owner=True, resizes=True)
-ROCKETMQ: Final = Capabilities(fenced=False, atomic_publish=False, names_owner=False, resizes=False)
+EMBEDDED: Final = Capabilities(fenced=True, atomic_publish=True, names_owner=True, atomic_resize=True)
+ROCKETMQ: Final = Capabilities(fenced=False, atomic_publish=False, names_owner=False, atomic_resize=False)
 
 
 @dataclass(frozen=True)

@@ -256,7 +256,8 @@ def _changed(text: str | None, parse: Callable[[str], T]) -> T | Keep | None:
 def resize(shell: Shell, name: Name, queues: Queues) -> None:
     """Change a topic's number of queues, up or down, while it is written and read. Every key keeps its order.
 
-    A queue is read beyond the resize when the queues that may have older messages of its keys are processed up to there.
+    A queue is read beyond the resize when the queues that may have older messages of its keys are processed up to there. Over RocketMQ
+    the topic takes no messages for about 50 s first, until every producer has noticed. Run a killed command again.
     """
     with shell.broker() as broker:
         resized = broker.admin.resize_topic(name, queues)

@@ -158,7 +158,7 @@ class SinkOptions(BrokerOptions):
     topic_queue_nums: int | None = option(
         integer(1, MAX_QUEUES, 8),
         f"create a missing topic with this number of queues, 1 to {MAX_QUEUES}. An existing topic keeps its number; "
-        "over RocketMQ it must be the same",
+        "over RocketMQ it must be the same, unless the topic was resized",
     )
     order_by: tuple[SortColumn, ...] = option(
         parse_order_by,

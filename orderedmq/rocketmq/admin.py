@@ -64,6 +64,7 @@ from orderedmq.rocketmq.messages.topic_changes import await_registration, delete
 from orderedmq.rocketmq.net.behind_proxy import AT_EVERY_BROKER
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.deadline import REQUEST_TIMEOUT, Deadline
+from orderedmq.rocketmq.resizing import TopicResize
 from orderedmq.rocketmq.sink.message_stamp import is_bookmark_group
 from orderedmq.rocketmq.wire import admin_requests, group_requests, registers
 from orderedmq.rocketmq.wire.message_requests import broker_config, version_of
@@ -138,14 +139,11 @@ class RocketMQAdmin(Admin):
         return self._log.topic(name)
 
     def resize_topic(self, name: str, queues: int) -> TopicInfo:
-        """See `Admin.resize_topic`. Raises OptionError UNSUPPORTED: producers learn the number from routes, one after the other."""
+        """See `Admin.resize_topic` and `resizing`. The topic takes no messages for about 50 s, and this waits as long."""
         check_queue_count(name, queues)
-        self._log.queues(name)
-        raise OptionError(
-            OptionCondition.UNSUPPORTED,
-            f"topic {name!r} cannot be resized in order over RocketMQ, where each producer learns the number of queues at another time. Create "
-            f"a topic with {queues} queues and write to it, or let keys lose their order once with mqadmin updateTopic -r {queues} -w {queues}",
-        )
+        _refuse_parking_lot(name)
+        TopicResize(self._client, self._log, name, queues).run()
+        return self._log.topic(name)
 
     def delete_topic(self, name: str) -> None:
         """See `Admin.delete_topic`. Before RocketMQ 5.0, groups keep their offsets in a deleted topic, unless it is a parking lot.
@@ -193,9 +191,9 @@ class RocketMQAdmin(Admin):
         # The topic may have no queue that can be read.
         for broker in sorted(self._log.route(name).brokers)[:1]:
             with contextlib.suppress(RocketMQError):
-                return self._client.call(
-                    admin_requests.message_type(name), Deadline.after(REQUEST_TIMEOUT), topic=name, broker_name=broker
-                )
+                request = admin_requests.topic_config(name)
+                config = self._client.call(request, Deadline.after(REQUEST_TIMEOUT), topic=name, broker_name=broker)
+                return config.message_type
         return None
 
     def _require_types(self, topic: str, message_type: str, masters: Mapping[str, str]) -> None:

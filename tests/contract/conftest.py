@@ -114,7 +114,17 @@ def kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         return
     with jars_required():
         servers.start(tmp_path_factory.mktemp("contract"), request.param.removeprefix(_ROCKETMQ))
-    yield request.param
+    with pytest.MonkeyPatch.context() as patch:
+        # The suite has no producers that keep a route. tests/live/rocketmq/test_resize.py resizes with Java's producers.
+        for constant in (
+            "resizing.PAUSE",
+            "resizing.SETTLED",
+            "resizing.AGE",
+            "messages.resizes.AGE",
+            "messages.log.ROUTE_FRESH",
+        ):
+            patch.setattr(f"orderedmq.rocketmq.{constant}", 0.0)
+        yield request.param
     servers.stop()
 
 

@@ -45,13 +45,17 @@ LACKS: Final = {
     "membership age": "a membership lasts as long as its connection, or 120 s without a heartbeat, not as long as a lock",
     "unused groups": "a broker lists every group that ever had a member, and forgets everything about a group that is deleted",
     "long groups": "a group's name has 120 characters at most",
-    "resizes": "each producer learns a new number of queues at another time, so keys would lose their order",
+    "atomic resizes": "each producer learns a new number of queues at another time, so a topic takes no messages while it is resized",
+    "selectors of topics": "brokers do not record which selectors have chosen the queues of a topic",
     "sizes": "brokers do not report the size of messages, so sizes beyond the first few messages are estimates",
 }
 
 #: Features that single versions lack in addition.
 LACKS_OF: Final[Mapping[str, Mapping[str, str]]] = {
-    "4.9.7": {"offsets of topics": "before 5.0, a broker keeps the offsets of a deleted topic and accepts new ones"}
+    "4.9.7": {
+        "offsets of topics": "before 5.0, a broker keeps the offsets of a deleted topic and accepts new ones",
+        "resizes": "before 5.0, a broker keeps the record of a deleted topic's resizes",
+    }
 }
 
 
@@ -122,7 +126,7 @@ class Servers:
 
     def start(self, folder: Path, version: str) -> None:
         """Start a cluster of a version. Raises ServersError if its jars cannot be downloaded."""
-        self._running = Cluster(folder, version, jvm=QUICK_SERVER)
+        self._running = Cluster(folder, version, jvm=QUICK_SERVER, properties={"flushConsumerOffsetInterval": 100})
         self._running.start()
 
     def cluster(self) -> Cluster:

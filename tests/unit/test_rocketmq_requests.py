@@ -209,9 +209,15 @@ def test_a_topics_type_is_among_its_attributes_and_normal_by_default() -> None:
     creation = admin_requests.create_topic("T", 2, message_type="FIFO")
     assert creation.ext["attributes"] == "+message.type=FIFO"
     assert "attributes" not in admin_requests.create_topic("T", 2).ext
-    asked = admin_requests.message_type("T")
-    assert answer(asked, 0, body=b'{"topicName":"T","attributes":{"message.type":"FIFO","x":"y"}}') == "FIFO"
-    assert answer(asked, 0, body=b'{"topicName":"T","attributes":{}}') == "NORMAL"
+    asked = admin_requests.topic_config("T")
+    numbers = '"readQueueNums":8,"writeQueueNums":4,"perm":6,"topicSysFlag":3,"order":true'
+    typed = f'{{"topicName":"T",{numbers},"attributes":{{"message.type":"FIFO","x":"y"}}}}'.encode()
+    config = admin_requests.TopicConfig(8, 4, 6, 3, order=True, message_type="FIFO")
+    assert answer(asked, 0, body=typed) == config
+    assert answer(asked, 0, body=f"{{{numbers}}}".encode()).message_type == "NORMAL"
+    put = admin_requests.put_topic("T", config._replace(message_type=None)).ext
+    assert (put["readQueueNums"], put["writeQueueNums"], put["topicSysFlag"], put["order"]) == ("8", "4", "3", "true")
+    assert "attributes" not in put
 
 
 def test_trap_17_a_code_that_a_server_does_not_know_has_an_error_of_its_own() -> None:

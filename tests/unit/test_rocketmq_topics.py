@@ -45,10 +45,11 @@ def test_a_static_topic_is_left_out_also_where_a_nameserver_has_to_be_asked_agai
 
 def test_a_topic_that_cannot_be_read_has_a_type() -> None:
     """An administrator has taken away the permission to read (mqadmin updateTopicPerm -p 2)."""
+    settings = {"readQueueNums": 1, "writeQueueNums": 1, "perm": 2, "attributes": {"message.type": "FIFO"}}
 
     def script(link: Link) -> None:
         for request in link.requests():
-            link.reply(request, body=b'{"attributes":{"message.type":"FIFO"}}', offset="0")
+            link.reply(request, body=json.dumps(settings).encode(), offset="0")
 
     with Cluster() as cluster:
         cluster.perm = 2

@@ -36,6 +36,7 @@ from orderedmq.pulls import pulls
 from orderedmq.rocketmq.messages.answers import TAIL_LOSS
 from orderedmq.rocketmq.messages.fetch import HOLE_PATIENCE
 from orderedmq.rocketmq.messages.puller import Puller
+from orderedmq.rocketmq.messages.resizes import Resizes
 from orderedmq.rocketmq.messages.sender import Sender, sent_in_part
 from orderedmq.rocketmq.messages.topic_anchor import find_anchor, is_same_topic, message_at, parse_anchor
 from orderedmq.rocketmq.net import checks
@@ -56,6 +57,8 @@ T = TypeVar("T")
 
 #: Seconds for which a route that the nameserver confirmed counts as fresh.
 ROUTE_FRESH: Final = 1.0
+#: Seconds to wait for a topic that is resized.
+RESIZE_PATIENCE: Final = 240.0
 #: Seconds to wait for a queue that cannot be read.
 READABLE_PATIENCE: Final = 25.0
 #: Seconds between two comparisons of a topic with its anchor.
@@ -87,6 +90,7 @@ class RocketMQLog(Log):
         self._plain: set[str] = set()
         #: For each topic and anchor: when they were compared, and whether the topic had been created again.
         self._compared: dict[tuple[str, str], tuple[float, bool]] = {}
+        self._resizes = Resizes(client)
 
     def reading(self, how: PullSettings) -> RocketMQLog:
         """See `Log.reading`. The log is kept, so that later tasks use its knowledge of the queues."""
@@ -110,7 +114,7 @@ class RocketMQLog(Log):
                 self._client.refuse_proxy("a list of topics, which the option topicPattern needs (the option topic does not),")
             raise
         names = user_topics(listed, self._client.cluster(deadline))
-        return [TopicInfo(name, len(route.reading_list()), ONLY_INCARNATION) for name, route in self._routes(names)]
+        return [_info(name, route.reading_list(), route) for name, route in self._routes(names)]
 
     def _routes(self, names: Sequence[str]) -> Iterator[tuple[str, Route]]:
         """Request all routes at the same time, and yield those of topics that exist and are not static."""
@@ -142,7 +146,7 @@ class RocketMQLog(Log):
         return self.route(name)
 
     def topic(self, name: str) -> TopicInfo:
-        return TopicInfo(name, len(self.queues(name)), ONLY_INCARNATION)
+        return _info(name, self.queues(name), self.route(name))
 
     def queues(self, topic: str) -> list[MessageQueue]:
         """See `Log.queues`. Raises RocketMQUnavailableError NOT_READABLE for a topic that has only queues for writing."""
@@ -156,19 +160,33 @@ class RocketMQLog(Log):
         return list(self.route(topic, fresh=True).subscribe_set())
 
     def targets(self, topic: str) -> list[MessageQueue]:
-        """See `Log.targets`. A topic that shrinks may have fewer queues for writing than for reading, and a broker may be read-only."""
-        queues = list(self.route(topic, fresh=True).publish_list())
-        if not queues:
-            raise TopicError(
-                TopicCondition.NO_SUCH_QUEUE,
-                f"topic {topic!r} has no queue that accepts messages: the topic or its brokers are read-only. Set their permission to 6",
-            )
-        return queues
+        """See `Log.targets`. A topic that shrinks may have fewer queues for writing than for reading, and a broker may be read-only.
+
+        Waits while the topic is resized.
+        """
+        deadline = Deadline.after(RESIZE_PATIENCE)
+        while True:
+            route = self.route(topic, fresh=True)
+            if queues := list(route.publish_list()):
+                return queues
+            if not route.paused or time.monotonic() >= deadline:
+                break
+            time.sleep(ROUTE_FRESH)
+        remedy = "Set their permission to 6"
+        if route.paused:
+            remedy = "A resize has stopped its producers. If it does not run any more, run orderedmq topic resize again"
+        raise TopicError(
+            TopicCondition.NO_SUCH_QUEUE,
+            f"topic {topic!r} has no queue that accepts messages: the topic or its brokers are read-only. {remedy}",
+        )
 
     def resizes(self, topics: Iterable[str]) -> list[Resize]:
-        """Return no resizes, because the servers record none."""
-        del topics
-        return []
+        """See `Log.resizes`. They are at most some seconds old, for which a topic takes no messages after it was resized."""
+        routes = []
+        for topic in topics:
+            with contextlib.suppress(TopicError):
+                routes.append(self.route(topic))
+        return self._resizes.of(routes)
 
     def forget(self, topic: str) -> None:
         """Forget the topic's route and the comparisons with its anchors, so that the next use asks the servers."""
@@ -526,6 +544,10 @@ class RocketMQLog(Log):
         except OrderedMQError as error:
             raise sent_in_part(error, stored, counts) from None
         return added
+
+
+def _info(name: str, queues: Sequence[MessageQueue], route: Route) -> TopicInfo:
+    return TopicInfo(name, len(queues) - route.closed, ONLY_INCARNATION, closed=route.closed)
 
 
 def find_first(late: Callable[[int], bool], low: int, high: int, hint: int) -> int:

@@ -45,7 +45,7 @@ def await_registration(registered: Callable[[], bool], topic: str) -> None:
 def _raise_unregistered(topic: str) -> NoReturn:
     raise RocketMQUnavailableError(
         UnavailableCondition.TIMEOUT,
-        f"the brokers created topic {topic!r}, but the nameserver does not know its queues after {_REGISTER_TIMEOUT:.0f} s. Check that all "
+        f"the brokers changed topic {topic!r}, but the nameserver does not know its queues after {_REGISTER_TIMEOUT:.0f} s. Check that all "
         "brokers register with it",
     )
 

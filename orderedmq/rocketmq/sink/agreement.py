@@ -123,7 +123,7 @@ class Agreement:
     def _step(self, proposed: BatchQueues) -> BatchQueues:
         route = self._brokers.route()
         states = self._read(list(proposed.counts))
-        if _is_recorded(proposed, states) and proposed.lack(route, sending=True) is None:
+        if _is_recorded(proposed, states) and proposed.lack(route, sending=True, recorded=True) is None:
             return proposed
         masters = sorted(name for name, broker in route.brokers.items() if broker.master is not None)
         states |= self._read([name for name in masters if name not in states])
@@ -151,7 +151,7 @@ class Agreement:
         fixed = recorded(proposed, {name: state.record for name, state in present.items()}, route, self.committed)
         queues = fixed or proposed
         sending = self.committed < self._batch
-        why = queues.lack(route, sending=sending)
+        why = queues.lack(route, sending=sending, recorded=fixed is not None)
         if why is not None:
             raise queues_away(queues, why)
         if not sending:

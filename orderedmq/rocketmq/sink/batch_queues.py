@@ -91,8 +91,11 @@ class BatchQueues:
         """
         return [name for name in self.counts if name in route.brokers or not route.order_conf]
 
-    def lack(self, route: Route, *, sending: bool) -> str | None:
-        """Return what prevents rows from being sent to these queues, or only searched for, unless ``sending``; None if nothing does."""
+    def lack(self, route: Route, *, sending: bool, recorded: bool) -> str | None:
+        """Return what prevents rows from being sent to these queues, or only searched for, unless ``sending``; None if nothing does.
+
+        ``recorded``: an attempt has recorded the list. A resize of the topic waits for this batch, and lets no other begin.
+        """
         present = {data.broker_name: data for data in route.queues}
         for name in self.required(route):
             broker, data = route.brokers.get(name), present.get(name)
@@ -100,7 +103,7 @@ class BatchQueues:
                 return f"broker {name!r} is away or no longer has the topic"
             if broker.master is None:
                 return f"broker {name!r} has no master"
-            if sending and not data.writable:
+            if sending and not (data.writable or (recorded and data.paused)):
                 return f"the topic is read-only at broker {name!r}"
             if sending and data.write_queues < self.counts[name]:
                 return f"broker {name!r} has only {data.write_queues} of its {self.counts[name]} queues"

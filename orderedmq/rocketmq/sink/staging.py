@@ -13,6 +13,7 @@ from typing import Final
 import pyarrow as pa
 
 from orderedmq.broker import Receipt, SinkBatch
+from orderedmq.conditions import TopicCondition
 from orderedmq.errors import TopicError
 from orderedmq.model import MessageQueue, check_topic
 from orderedmq.rocketmq.append.broker_port import packing_for
@@ -85,6 +86,8 @@ class RocketMQStaging:
         self._backlogs: dict[MessageQueue, _Backlog] = {}
         #: By topic, on the queues of the batch.
         self._agreements: dict[str, Agreement] = {}
+        #: By topic, the queues of a batch without identity.
+        self._proposed: dict[str, Sequence[MessageQueue]] = {}
         self._pool: ThreadPoolExecutor | None = None
         # Guards the fields below and the backlogs' contents.
         self._changed = threading.Condition()
@@ -100,6 +103,7 @@ class RocketMQStaging:
     def targets(self, topic: str, proposed: Sequence[MessageQueue]) -> list[MessageQueue]:
         """See `Staging.targets`. Nothing has been sent to the topic if this raises SinkError QUEUES_AWAY or a broker's error."""
         if self._writer is None or not proposed:
+            self._proposed[topic] = proposed
             return list(proposed)
         agreement = Agreement(RocketMQTopicBrokers(self._attempt, topic), self._writer.batch, self._timing.patience)
         queues = agreement.reach(proposed)
@@ -111,6 +115,8 @@ class RocketMQStaging:
         backlog = self._backlogs.get(queue)
         if backlog is None:
             backlog = self._backlogs[queue] = self._make_backlog(queue)
+        if queue.topic in self._proposed:
+            self._require_unresized(queue.topic)
         # Before any row of this call is sent, refuse rows that a Proxy does not pass on.
         packing_for(self._client, queue, rows, f"queue {queue}", self._timing.patience, backlog.rows)
         with self._changed:
@@ -175,6 +181,20 @@ class RocketMQStaging:
         if state_of(queue, route) is RouteState.UNKNOWN:
             self._log.require(queue)
         self._log.refuse_hidden_static(queue.topic)
+
+    def _require_unresized(self, topic: str) -> None:
+        """Send no more rows of a batch without identity after its topic was resized. The resize waits only for other batches.
+
+        It waits for longer than a route is kept. Raises TopicError QUEUE_COUNT.
+        """
+        route = self._client.route(topic, Deadline.after(self._timing.patience))
+        resized = any(data.resized or data.paused for data in route.queues)
+        if resized and route.publish_list() != tuple(self._proposed[topic]):
+            raise TopicError(
+                TopicCondition.QUEUE_COUNT,
+                f"topic {topic!r} was resized during a batch write without txnAppId, whose rows belong to its former queues. Some of them are "
+                "stored. Write the batch again",
+            )
 
     def _lock_of(self, queue: MessageQueue) -> BrokerLock | None:
         """Return the lock of the queue's broker."""

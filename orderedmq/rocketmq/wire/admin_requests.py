@@ -7,7 +7,7 @@ Source: AdminBrokerProcessor, DefaultRequestProcessor (nameserver), Subscription
 from __future__ import annotations
 
 import json
-from typing import Final
+from typing import Final, NamedTuple
 
 from orderedmq.rocketmq.wire.codes import RequestCode
 from orderedmq.rocketmq.wire.fastjson import field, loads_object
@@ -20,36 +20,61 @@ _MESSAGE_TYPE: Final = "message.type"
 NORMAL: Final = "NORMAL"
 
 
+class TopicConfig(NamedTuple):
+    """A topic's settings at a broker. ``message_type`` requires 5.0 or later. None means NORMAL for a new topic, or else no change."""
+
+    read_queues: int
+    write_queues: int
+    perm: int = 6
+    sys_flag: int = 0
+    order: bool = False
+    filter_type: str = "SINGLE_TAG"
+    message_type: str | None = None
+
+
 def create_topic(topic: str, queues: int, *, perm: int = 6, message_type: str | None = None) -> Request[None]:
     """Create a topic with ``queues`` read and write queues, or change their number (17). Send the request to every master.
 
-    ``message_type`` requires 5.0 or later. None means NORMAL for a new topic, and no change for an existing one. If the number of
-    queues shrinks, the route immediately loses the queues with the highest ids, with their messages.
+    If the number of queues shrinks, the route immediately loses the queues with the highest ids, with their messages.
     """
+    return put_topic(topic, TopicConfig(queues, queues, perm, message_type=message_type))
+
+
+def put_topic(topic: str, config: TopicConfig) -> Request[None]:
+    """Create a topic, or change its settings (17). The broker has written them to disk, and told the nameservers, when it answers."""
     return Request(
         RequestCode.UPDATE_AND_CREATE_TOPIC,
-        f"creation of topic {topic} with {queues} queues",
+        f"creation of topic {topic} with {config.write_queues} queues",
         f"topic {topic!r}",
         ignore_answer,
         {
             "topic": topic,
             "defaultTopic": DEFAULT_TOPIC,
-            "readQueueNums": java_text(queues),
-            "writeQueueNums": java_text(queues),
-            "perm": java_text(perm),
-            "topicFilterType": "SINGLE_TAG",
-            "topicSysFlag": "0",
-            "order": "false",
-            **({} if message_type is None else {"attributes": f"+{_MESSAGE_TYPE}={message_type}"}),
+            "readQueueNums": java_text(config.read_queues),
+            "writeQueueNums": java_text(config.write_queues),
+            "perm": java_text(config.perm),
+            "topicFilterType": config.filter_type,
+            "topicSysFlag": java_text(config.sys_flag),
+            "order": java_text(config.order),
+            **({} if config.message_type is None else {"attributes": f"+{_MESSAGE_TYPE}={config.message_type}"}),
         },
     )
 
 
-def message_type(topic: str) -> Request[str]:
-    """Request the type of a topic's messages (351). Send the request to a broker of version 5.0 or later that has the topic."""
+def topic_config(topic: str) -> Request[TopicConfig]:
+    """Request a topic's settings (351). Send the request to a broker of version 5.0 or later that has the topic."""
 
-    def parse(response: RemotingCommand) -> str:
-        return field(field(loads_object(response.body), "attributes", dict, {}), _MESSAGE_TYPE, str, NORMAL)
+    def parse(response: RemotingCommand) -> TopicConfig:
+        fields = loads_object(response.body)
+        return TopicConfig(
+            field(fields, "readQueueNums", int),
+            field(fields, "writeQueueNums", int),
+            field(fields, "perm", int),
+            field(fields, "topicSysFlag", int, 0),
+            field(fields, "order", bool, False),
+            field(fields, "topicFilterType", str, "SINGLE_TAG"),
+            field(field(fields, "attributes", dict, {}), _MESSAGE_TYPE, str, NORMAL),
+        )
 
     return Request(
         RequestCode.GET_TOPIC_CONFIG,

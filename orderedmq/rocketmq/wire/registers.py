@@ -21,6 +21,9 @@ register         one for each                       what its number means
 `queues`         sink's group, topic, broker        over which queues the sink's last batch is spread (sink.batch_queues)
 `committed`      sink's group, topic, broker        the sink's newest committed batch plus 1
 `history`        sink's group, topic, broker, slot  which batches before `committed` are committed (sink.commit_history)
+`resizes`        topic                              how often the topic was resized (messages.resizes, in a group of their own)
+`resize`         topic, resize                      the numbers of queues before and after that resize, and of those that existed
+`resize_end`     queue, resize                      where the queue ended in that resize
 ===============  =================================  =========================================================================
 
 The bit `NEWER` stands for the format of all these numbers, of the stamps on a sink's messages, and of parked messages and dead letters. A
@@ -49,6 +52,9 @@ _FENCES, _TENURES, _RESETS, _MARKS, _WRITERS, _QUEUES, _PROGRESS, _LOT_PROGRESS,
 #: An offset in a register of progress has this many bits, which 17 trillion messages of a queue do not exceed. The bits above it say under
 #: which reset, and by which listener, it was recorded, so that a task that was paused before a seek records nothing that counts after it.
 _OFFSET_BITS: Final = 44
+_RESIZES: Final = 64
+#: The most resizes of a topic: an id has 31 bits.
+MOST_RESIZES: Final = 1900
 _TAG_BYTES: Final = 2
 #: An epoch is a time in milliseconds, and below it so many bits that identify the query (group.lock_rules).
 OWNER_BITS: Final = 20
@@ -113,6 +119,18 @@ def committed(queue: MessageQueue) -> MessageQueue:
 
 def history(queue: MessageQueue, slot: int) -> MessageQueue:
     return queue._replace(queue_id=_HISTORY + slot * SPAN)
+
+
+def resizes(queue: MessageQueue) -> MessageQueue:
+    return queue._replace(queue_id=_RESIZES * SPAN)
+
+
+def resize(queue: MessageQueue, number: int) -> MessageQueue:
+    return queue._replace(queue_id=(_RESIZES + number + 2) * SPAN - 1)
+
+
+def resize_end(queue: MessageQueue, number: int) -> MessageQueue:
+    return queue._replace(queue_id=queue.queue_id + (_RESIZES + number + 1) * SPAN)
 
 
 def queue_of(place: MessageQueue) -> MessageQueue:

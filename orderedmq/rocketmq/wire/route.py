@@ -31,7 +31,12 @@ from orderedmq.rocketmq.wire.fastjson import field, loads_object
 from orderedmq.rocketmq.wire.frame import Bytes, RemotingCommand
 
 _READ: Final = 4
-_WRITE: Final = 2
+#: The bit of a topic's permission without which producers leave its queues out of their lists. A broker stores messages all the same.
+WRITE: Final = 2
+#: Bits of a topic's topicSysFlag that a resize sets, far above RocketMQ's own (TopicSysFlag). Brokers write the flag to disk with the
+#: numbers of queues, and nameservers have it in routes. They mean: the topic was resized, and a resize has stopped its producers.
+RESIZED: Final = 1 << 20
+PAUSED: Final = 1 << 21
 _BROKER_ID = re.compile(r"-?[0-9]{1,19}")
 
 #: The servers' own topics (TopicValidator).
@@ -96,6 +101,7 @@ class QueueData:
     read_queues: int
     write_queues: int
     perm: int
+    sys_flag: int = 0
 
     @property
     def all_queues(self) -> int:
@@ -108,7 +114,15 @@ class QueueData:
 
     @property
     def writable(self) -> bool:
-        return bool(self.perm & _WRITE)
+        return bool(self.perm & WRITE)
+
+    @property
+    def resized(self) -> bool:
+        return bool(self.sys_flag & RESIZED)
+
+    @property
+    def paused(self) -> bool:
+        return bool(self.sys_flag & PAUSED)
 
 
 @dataclass(frozen=True)
@@ -123,6 +137,16 @@ class Route:
     queues: tuple[QueueData, ...]
     order_conf: tuple[tuple[str, int], ...] = ()
     by_proxy: bool = False
+
+    @property
+    def paused(self) -> bool:
+        """Whether a resize has stopped the topic's producers."""
+        return any(data.paused for data in self.queues)
+
+    @property
+    def closed(self) -> int:
+        """The number of queues that take no more messages since a resize."""
+        return sum(max(0, data.read_queues - data.write_queues) for data in self.queues if data.resized)
 
     def publish_list(self) -> tuple[MessageQueue, ...]:
         """Return the queues from which producers choose, in the order of the indices that selectors compute.
@@ -279,6 +303,7 @@ def _queues(fields: dict[str, Any]) -> QueueData:
         field(fields, "readQueueNums", int, 0),
         field(fields, "writeQueueNums", int, 0),
         field(fields, "perm", int, 0),
+        field(fields, "topicSysFlag", int, 0),
     )
     if min(data.read_queues, data.write_queues) < 0:
         raise ProtocolError(ProtocolCondition.PROTOCOL, f"broker {data.broker_name!r} has a negative number of queues")

@@ -30,9 +30,9 @@ from tests.live.rocketmq.rocketmq_proxy import ProxyServer
 from tests.quick_spark import QUICK_SERVER
 
 #: The fixtures that start servers.
-_CLUSTERS = ("cluster", "two_brokers", "quick_locks", "aging", "newest", "every_version")
+_CLUSTERS = ("cluster", "two_brokers", "quick_locks", "quick_offsets", "aging", "newest", "every_version")
 #: Clusters that few tests need. Their tests run first, so that the clusters can stop early.
-_SOME = ("quick_locks", "two_brokers", "aging", "newest")
+_SOME = ("quick_locks", "quick_offsets", "two_brokers", "aging", "newest")
 #: Seconds. The first test's time may include the download of the jars.
 _TIMEOUT = 900
 
@@ -227,6 +227,12 @@ def two_brokers() -> Cluster:
 def quick_locks() -> Cluster:
     """A cluster whose queue locks live 3 s."""
     return _started(lambda: _clusters.extra("quick_locks", lock_life=3.0))
+
+
+@pytest.fixture(scope="module")
+def quick_offsets() -> Cluster:
+    """A broker that writes the offsets of groups to disk ten times a second."""
+    return _started(lambda: _clusters.extra("quick_offsets", properties={"flushConsumerOffsetInterval": 100}))
 
 
 @pytest.fixture(scope="module")
