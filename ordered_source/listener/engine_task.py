@@ -64,7 +64,7 @@ from orderedmq.listening.engine import (
     Wait,
     WriteLetter,
 )
-from orderedmq.listening.listener import Answer, Caller, ConsumeMessageHook, check_hooks, is_async, name_of
+from orderedmq.listening.listener import Answer, Caller, ConsumeMessageHook, check_hooks, check_listener, is_async, name_of
 from orderedmq.model import MAX_OFFSET, MessageQueue, OffsetRange
 from orderedmq.parking import AT_ONCE, DEAD_LETTERED, DELAY_LEVELS, DROPPED, GIVEN_BACK, HELD, Parking, Ticket, delay, lot_token
 from orderedmq.schema import TIMESTAMP_TYPE
@@ -104,7 +104,7 @@ GIVE_TOGETHER: Final = 4096
 class Consumer:
     """A listener with everything that its tasks need. ``credentials`` and ``tls``: see `consume_orderly`.
 
-    Raises OptionError INVALID if a hook is async.
+    Raises OptionError INVALID if the listener cannot be called, or a hook is async.
     """
 
     listener: Any
@@ -117,6 +117,7 @@ class Consumer:
     number: int = 0
 
     def __post_init__(self) -> None:
+        check_listener(self.listener)
         check_hooks(self.hooks)
 
     @property

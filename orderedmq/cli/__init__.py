@@ -31,7 +31,11 @@ GROUPS: Final = {
     "topic": ("topics", "Create, inspect, alter, trim and delete topics."),
     "group": ("groups", "Show the offsets and lag of consumer groups; seek, copy and delete."),
     "lock": ("locks", "Show the owners of queues; release locks."),
-    "parked": ("parked", "List, retry, drop and hold parked messages: keys that wait because one of their messages failed."),
+    "parked": (
+        "parked",
+        "List, retry and hold parked keys, which wait because one of their messages failed. Drop one message, make it a dead letter, or "
+        "replace its body.",
+    ),
     "dlq": ("dlq", "List and replay dead letters: messages whose retries all failed."),
     "rocketmq": ("rocketmq", "Run RocketMQ on this machine."),
     "spark": ("spark", "Make Spark start sooner."),

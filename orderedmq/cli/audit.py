@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orderedmq.cli import queue_names
-from orderedmq.cli.shell import REFUSED, Column, Shell, command, commands
+from orderedmq.cli.shell import REFUSED, Column, Shell, command, commands, parse_moment
 from orderedmq.conditions import OptionCondition
 from orderedmq.errors import OptionError
-from orderedmq.options.values import parse_timestamp
 from orderedmq.tools.readable import number
 
 if TYPE_CHECKING:
@@ -94,7 +93,7 @@ def compare(
         "id_field": id_field,
     }
 
-    begin = None if since is None else parse_timestamp(since.strip(), "--since")
+    begin = None if since is None else parse_moment(since, "--since")
 
     def side(name: str, broker: Broker) -> Side:
         if "/" in name or "." in name:

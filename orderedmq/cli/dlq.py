@@ -12,12 +12,11 @@ from orderedmq.cli import queue_names
 from orderedmq.cli.groups import Group
 from orderedmq.cli.parked import Keys
 from orderedmq.cli.queue_names import KeyTypeOption, SelectorOption
-from orderedmq.cli.shell import Column, Full, Shell, command, commands, fault
+from orderedmq.cli.shell import Column, Full, Shell, command, commands, fault, parse_moment
 from orderedmq.cli.topics import Yes
 from orderedmq.conditions import OffsetCondition, OptionCondition
 from orderedmq.errors import OffsetError, OptionError, RocketMQError, no_such_offset
 from orderedmq.model import EMBEDDED_BROKER, check_group
-from orderedmq.options.values import parse_timestamp
 from orderedmq.routing.selector import keying_of
 from orderedmq.tools.dead_letters import (
     MAX_REPLAYS,
@@ -43,7 +42,7 @@ Since = Annotated[
     str | None,
     typer.Option(
         "--since",
-        help="Only letters written at this time or later, in ISO-8601 (UTC unless it has a zone) or in ms since 1970.",
+        help="Only letters written at this time or later, in ISO-8601 (UTC unless it has a zone), as 18:05 of today, or 5m ago.",
         metavar="TIME",
         show_default=False,
     ),
@@ -83,7 +82,7 @@ def _filter(
     return LetterFilter(
         frozenset(keys or ()),
         error,
-        None if since is None else parse_timestamp(since.strip(), "--since"),
+        None if since is None else parse_moment(since, "--since"),
         frozenset(offsets or ()),
         quarantined,
         most,

@@ -14,12 +14,11 @@ import typer
 from orderedmq.broker import Log
 from orderedmq.cli import queue_names
 from orderedmq.cli.queue_names import stored_key
-from orderedmq.cli.shell import LONGEST, WHOLE, Column, Full, Shell, command, commands
+from orderedmq.cli.shell import LONGEST, WHOLE, Column, Full, Shell, command, commands, parse_moment
 from orderedmq.cli.topics import Name
 from orderedmq.conditions import DataLossCondition, OptionCondition
 from orderedmq.errors import DataLossError, OptionError
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue, OffsetRange
-from orderedmq.options.values import parse_timestamp
 from orderedmq.tools.readable import body_fields, body_text, moment, one_line, recent_moment, shortened
 from orderedmq.tools.reader import Ranges, Selection, batches, ranges, rows
 
@@ -40,6 +39,8 @@ _COLUMNS = (
 #: Seconds between two polls of a broker without `Log.change`, and of a broker with it.
 _LOOK: Final = 0.5
 _GLANCE: Final = 0.1
+#: Messages that are shown if no option says how many.
+_MOST: Final = 10
 
 
 @command(app, "peek")
@@ -60,7 +61,7 @@ def peek(
     since: Annotated[
         str | None,
         typer.Option(
-            help="Only messages stored at this time or later, in ISO-8601 (UTC unless it has a zone) or in ms since 1970.",
+            help="Only messages stored at this time or later, in ISO-8601 (UTC unless it has a zone), as 18:05 of today, or 5m ago.",
             metavar="TIME",
             show_default=False,
         ),
@@ -100,7 +101,7 @@ def peek(
     if last is not None and count is not None and not follow:
         raise OptionError(OptionCondition.CONFLICT, "option --last already says how many messages to show. Drop --count")
     chosen = Selection((*_COLUMNS, "properties") if shell.json else _COLUMNS, key, last=last)
-    stored = None if since is None else parse_timestamp(since.strip(), "--since")
+    stored = None if since is None else parse_moment(since, "--since")
     with shell.broker() as broker:
         spans = ranges(broker.log, topic, queue or "", offset, stored)
         if follow:
@@ -108,8 +109,12 @@ def peek(
             topic_or_queue = partial(_queues, broker.log, topic, None if queue is None else spans)
             _follow(shell, broker.log, topic_or_queue, spans, from_end, chosen, count, full)
             return
-        chosen = chosen if last is not None else replace(chosen, first=count or 10)
+        most = sys.maxsize if last is not None else count or _MOST
+        # One message more than is shown tells whether more messages follow.
+        chosen = chosen if last is not None else replace(chosen, first=most + 1)
         messages = [row for part in _parts(broker.log, spans, chosen) for row in part]
+    more = len(messages) > most
+    del messages[most:]
     columns: tuple[Column, ...] = (
         *queue_names.columns(messages, topic=False),
         Column("queue_offset", "offset", right=True),
@@ -123,6 +128,8 @@ def peek(
     if not any(message["tags"] for message in messages):
         columns = tuple(column for column in columns if column.field != "tags")
     shell.show(messages, columns, none="no messages", full=full)
+    if more:
+        shell.note("more messages follow. Give --count, --last or --since")
 
 
 def _follow(

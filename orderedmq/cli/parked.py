@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -20,13 +20,16 @@ from orderedmq.model import check_group
 from orderedmq.parking import CommandAction
 from orderedmq.tools import parked as tools
 from orderedmq.tools.parked import ParkedKey, chosen, described
-from orderedmq.tools.readable import duration, moment, number
+from orderedmq.tools.readable import body_fields, body_text, duration, moment, number, preview
 
 app = commands(
     "List, retry and hold parked keys, which wait because one of their messages failed. Drop one message, make it a dead letter, or "
     "replace its body."
 )
 
+
+#: Characters of a body in a question.
+_PREVIEW: Final = 60
 
 Where = Annotated[
     str | None,
@@ -171,7 +174,7 @@ def drop(
         is_group = everything and bool(offset or not key)
         those = chosen(group, _parked(broker, group, topic), key or (), offset or (), is_group, single=not everything)
         if those:
-            shell.ask(f"Drop {described(those)} of group {group} from {_named(those)}? No listener sees them again.", yes)
+            shell.ask(f"Drop {described(those)} of group {group} from {_named(those)}? No listener sees what is dropped.", yes)
         _order(shell, broker, group, "drop", those)
 
 
@@ -212,9 +215,9 @@ def replace(
     corrected = file.read() if file is not None else (body or "").encode()
     with shell.broker() as broker:
         those = chosen(group, _parked(broker, group, topic), key or (), offset or (), False, single=True)
-        former = len(tools.parked_row(broker, group, those)["body"])
-        sizes = f"{former:,} bytes of {described(those)} of group {group} from {_named(those)} by {len(corrected):,} bytes"
-        shell.ask(f"Replace the {sizes}?", yes)
+        former = tools.parked_row(broker, group, those)["body"]
+        change = f"{described(those)} of group {group} from {_named(those)}, {_preview(former)}, by {_preview(corrected)}"
+        shell.ask(f"Replace the body of {change}?", yes)
         _order(shell, broker, group, "replace", those, corrected)
 
 
@@ -249,6 +252,10 @@ def _order(
     alone = [key for key in those if not alive.get(key.queue, False)]
     if alone:
         shell.note(f"no query owns {_named(alone)} in group {group} now. The next owner carries the command out")
+
+
+def _preview(body: bytes) -> str:
+    return f"{preview(body_text(body_fields(body)), _PREVIEW)!r} ({len(body):,} bytes)"
 
 
 def _named(those: Iterable[ParkedKey]) -> str:

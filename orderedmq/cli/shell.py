@@ -14,10 +14,12 @@ import functools
 import inspect
 import json
 import os
+import re
 import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Concatenate, Final, Literal, NamedTuple, NoReturn, ParamSpec, get_args
 
@@ -35,7 +37,7 @@ from orderedmq.options.endpoint import (
     from_environment,
     layered,
 )
-from orderedmq.options.values import DEFAULT_DIRECTORY, names_of, shown
+from orderedmq.options.values import DEFAULT_DIRECTORY, names_of, parse_duration, parse_timestamp, shown
 from orderedmq.secret_files import read_secret_file
 from orderedmq.tools.readable import CONTROL, escaped, one_line, shortened
 
@@ -463,6 +465,19 @@ def fault(value: Any) -> str:
 def cell(row: Mapping[str, Any], column: Column) -> str:
     """Return the text of a row's value in a column."""
     return "-" if row.get(column.field) is None else column.text(row[column.field])
+
+
+def parse_moment(text: str, option: str) -> int:
+    """Return the µs since 1970 of a time as someone on call types it: 5m or 2h ago, 18:05 of today (UTC), or as `parse_timestamp`.
+
+    Raises OptionError INVALID.
+    """
+    text, now = text.strip(), datetime.now(UTC)
+    if re.fullmatch(r"[0-9]+[smh]", text):
+        return int((now.timestamp() - parse_duration(text, option)) * 1e6)
+    if re.fullmatch(r"[0-9]{2}:[0-9]{2}(:[0-9]{2})?", text):
+        text = f"{now.date().isoformat()}T{text}"
+    return parse_timestamp(text, option)
 
 
 # Commands.

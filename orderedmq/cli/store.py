@@ -35,7 +35,7 @@ def check(
     segment files. It reads all messages and changes nothing. It can run while queries are at work, because it reads a snapshot. It also
     names segment files that no entry needs. Such files are not damage: running tasks write them, and those of killed tasks are deleted later.
     """
-    path = store or shell.store("check")
+    path = shell.store("check") if store is None else store.absolute()
     report = examine(path)
     shell.show(
         [{"finding": finding} for finding in report.findings], (Column("finding", "finding"),), none="nothing is damaged"

@@ -27,6 +27,7 @@ from orderedmq.options.values import (
     shown,
 )
 from orderedmq.tools.group_state import GroupQueue, group_queues
+from orderedmq.tools.parked import LotReader
 from orderedmq.tools.readable import duration, moment, number, recent_moment, size, yes_no
 
 T = TypeVar("T")
@@ -210,6 +211,17 @@ def _waits(broker: Broker, topic: str) -> list[GroupQueue]:
     return out
 
 
+def _parked_groups(broker: Broker, topic: str) -> list[str]:
+    """Return the groups that have parked messages of a topic. They hold up its other queues after a resize."""
+    groups: list[str] = []
+    for group in broker.admin.groups():
+        # A group may have been deleted after it was listed.
+        with contextlib.suppress(GroupError):
+            if any(queue.topic == topic and lot.messages for queue, lot in LotReader(broker).look(group).items()):
+                groups.append(group)
+    return groups
+
+
 @command(app, "alter")
 def alter(
     shell: Shell,
@@ -261,8 +273,14 @@ def resize(shell: Shell, name: Name, queues: Queues) -> None:
     """
     with shell.broker() as broker:
         resized = broker.admin.resize_topic(name, queues)
+        parked = _parked_groups(broker, name)
     closed = f". {resized.closed} others take no more messages and are read to their ends" if resized.closed else ""
     shell.done(topic_row(resized), f"topic {name} has {resized.queues} queues{closed}")
+    for group in parked:
+        shell.note(
+            f"group {group} has parked messages in this topic. Queues that may have had their keys are read beyond the resize once the parked "
+            f"messages are decided: see orderedmq parked list {group}"
+        )
 
 
 @command(app, "add-queues")

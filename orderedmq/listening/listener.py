@@ -128,6 +128,18 @@ def name_of(function: Any) -> str:
     return f"{named.__module__}.{named.__qualname__}"
 
 
+def check_listener(listener: Any) -> None:
+    """Raise OptionError INVALID if neither the listener nor, if it is a class, an object of it can be called."""
+    # Each class can be called itself, which makes an object.
+    called = getattr(listener, "__mro__", (object,))[:-1] if isinstance(listener, type) else type(listener).__mro__
+    if not any("__call__" in kind.__dict__ for kind in called):
+        raise OptionError(
+            OptionCondition.INVALID,
+            f"the listener {name_of(listener)} cannot be called with messages and a context. Give a function, or a class with the method "
+            "__call__",
+        )
+
+
 def check_hooks(hooks: Sequence[ConsumeMessageHook]) -> None:
     """Raise OptionError INVALID if a hook is async."""
     for hook in hooks:

@@ -298,7 +298,7 @@ def test_hooks_are_called_in_the_loop_before_a_call_and_when_it_was_awaited_or_c
 @pytest.mark.parametrize(
     "consume", [consume_orderly, functools.partial(consume_orderly, order=OrderPerKey()), consume_concurrently]
 )
-def test_a_hook_that_would_have_to_be_awaited_is_refused_at_once(consume: Any) -> None:
+def test_refuses_a_hook_that_would_be_awaited_and_a_listener_that_cannot_be_called(consume: Any) -> None:
     class Late(Hook):
         async def consume_message_after(self, messages: Any, context: Any, status: Any, error: Any) -> None:  # type: ignore[override]
             raise AssertionError
@@ -307,6 +307,9 @@ def test_a_hook_that_would_have_to_be_awaited_is_refused_at_once(consume: Any) -
     df = cast(DataFrame, SimpleNamespace(columns=names, mapInArrow=lambda run, schema: pytest.fail("planned")))
     with pytest.raises(OptionError, match=r"INVALID.*Late.consume_message_after is async, but hooks are not awaited"):
         consume(df, Await(), hooks=[Hook(), Late()])
+    for listener in (Hook, Hook(), None):
+        with pytest.raises(OptionError, match=r"INVALID.*cannot be called with messages and a context"):
+            consume(df, listener)
 
 
 async def book(messages: Sequence[Any], context: Any) -> Any:

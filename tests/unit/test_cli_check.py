@@ -36,7 +36,7 @@ def change(store: Path, statement: str) -> None:
         assert connection.execute(statement).rowcount == 1
 
 
-def test_reports_a_sound_store_and_does_not_change_it(store: Path) -> None:
+def test_reports_a_sound_store_and_does_not_change_it(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = (store / "index.db").read_bytes()
     [said] = lines(store, code=0)
     assert said.pop("path") == str(store)
@@ -50,6 +50,8 @@ def test_reports_a_sound_store_and_does_not_change_it(store: Path) -> None:
     }
     assert (store / "index.db").read_bytes() == before
     assert lines("--path", store, code=0) == lines(store, code=0)
+    monkeypatch.chdir(store.parent)
+    assert lines(store.name, code=0) == lines(store, code=0)
 
 
 def test_checks_a_store_that_is_in_use(store: Path) -> None:

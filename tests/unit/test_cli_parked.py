@@ -277,7 +277,7 @@ def test_a_drop_is_asked_for(run: Callable[..., Ran], owner: Owner, queues: Sequ
         (["--offset", "2"], "message 2 of queue a/embedded/0 of group g from queue a/embedded/0?"),
     ):
         said = run("parked", "drop", "g", *arguments, code=2).error
-        assert f"Drop {question} No listener sees them again." in said
+        assert f"Drop {question} No listener sees what is dropped." in said
         assert "Give --yes" in said
     assert [owner.sees(queue) for queue in (first, second)] == [{"x": HELD, 2: HELD}, {"x": HELD}]
     run("parked", "drop", "g", "--key", "x", "--all", "--topic", "a/0", "--yes")
@@ -401,7 +401,7 @@ def test_a_command_that_contradicts_itself_is_refused(
     two = ("--key", "x", "--key", "y", "--body", "b")
     assert "TOPIC.AMBIGUOUS" in run("parked", "replace", "g", *two, code=2).error
     assert (
-        "Replace the 4 bytes of message 0 of key 'x'"
+        "Replace the body of message 0 of key 'x' of group g from queue a/embedded/0, 'body' (4 bytes), by 'b' (1 bytes)?"
         in run("parked", "replace", "g", "--key", "x", "--body", "b", code=2).error
     )
     broker = owner.broker

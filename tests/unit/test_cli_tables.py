@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import io
 import re
+import time
 from datetime import UTC, datetime
 
 import pytest
 from rich.console import Console
 
 from orderedmq.cli.groups import OFFSET_COLUMNS
-from orderedmq.cli.shell import Column, fault, table
+from orderedmq.cli.shell import Column, fault, parse_moment, table
+from orderedmq.errors import OptionError
 from orderedmq.tools.readable import moment, recent_moment
 
 
@@ -51,6 +53,18 @@ def test_lag_errors_and_dead_owners_have_colours_unless_the_user_wants_none(monk
     assert "\x1b[3" not in idle
     monkeypatch.setenv("NO_COLOR", "1")
     assert not any("\x1b[3" in line for line in drawn(columns, rows))
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("5m", 300), ("2h", 7200)])
+def test_a_duration_is_a_time_before_now(text: str, seconds: int) -> None:
+    assert parse_moment(text, "--since") == pytest.approx((time.time() - seconds) * 1e6, abs=5e6)
+
+
+def test_a_time_of_day_is_that_of_today_in_utc() -> None:
+    today = datetime.now(UTC).replace(hour=0, minute=1, second=0, microsecond=0)
+    assert parse_moment(" 00:01 ", "--since") == parse_moment("00:01:00", "--since") == today.timestamp() * 1e6
+    with pytest.raises(OptionError):
+        parse_moment("25:00", "--since")
 
 
 def test_a_time_of_today_has_no_date() -> None:

@@ -565,6 +565,9 @@ def test_peek(run: Run, text: Run) -> None:
     since = [row["body"] for row in run("peek", "a", "-q", "0", "--since", later)]
     assert since == [row["body"] for row in run("peek", "a", "-q", "0") if row["store_timestamp"] >= later]
     assert run("peek", "a", "--since", "2100-01-01T00:00:00") == []
+    assert len(run("peek", "a", "--since", "5m")) == 5
+    assert "more messages follow" in text("peek", "a", "-n", "4")
+    assert "more messages follow" not in text("peek", "a", "-n", "5")
     assert "INVALID" in run("peek", "a", "--since", "yesterday", code=2)
     (row,) = run("peek", "a", "-q", "1", "-n", "1")
     assert (row["topic"], row["queue_id"], row["queue_offset"], row["sharding_key"]) == ("a", 1, 0, "y")
