@@ -109,7 +109,7 @@ def test_the_query_of_the_trial_parks_one_bad_order_and_ends_with_sigterm(tmp_pa
         command = [sys.executable, str(EXAMPLE / "billing.py")]
         with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.DEVNULL) as query:
             try:
-                until(lambda: parked(store) == ["order-2"])
+                until(lambda: parked(store) == ["order-2"], timeout=300)
                 query.send_signal(signal.SIGTERM)
                 assert query.wait(90) == 143
             finally:
