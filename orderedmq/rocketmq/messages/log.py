@@ -31,7 +31,7 @@ from orderedmq.errors import (
     of_other_kind,
     recreated,
 )
-from orderedmq.model import MessageQueue, OffsetRange, check_topic, missing_topic
+from orderedmq.model import RESERVED_PREFIXES, MessageQueue, OffsetRange, check_topic, missing_topic
 from orderedmq.pulls import pulls
 from orderedmq.rocketmq.messages.answers import TAIL_LOSS
 from orderedmq.rocketmq.messages.fetch import HOLE_PATIENCE
@@ -240,7 +240,8 @@ class RocketMQLog(Log):
             if route is not None and not all(answer is False for answer in answers):
                 return route
             if True not in answers:
-                raise missing_topic(topic, self._listed())
+                # Users do not type the names of a group's topics, and a query looks for them often.
+                raise missing_topic(topic, () if topic.startswith(RESERVED_PREFIXES) else self._listed())
             failures += 1
             delay = RETRY.delay(failures, random.random())
             if not leaves_attempt(deadline, delay):

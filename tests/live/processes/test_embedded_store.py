@@ -185,7 +185,7 @@ def test_a_path_that_is_a_file_is_refused_by_name(path: Path):
             broker.admin.create_topic("t", 1)
 
 
-@pytest.mark.parametrize("name", ["x" * 300, "a\0b", "loop"])
+@pytest.mark.parametrize("name", ["x" * 300, "loop"])
 def test_a_path_that_no_directory_can_have_is_refused_by_name(tmp_path: Path, name: str):
     (tmp_path / "loop").symlink_to("loop")
     path = tmp_path / name
