@@ -121,6 +121,7 @@ def peek(
         Column("store_timestamp", "stored (UTC)", recent_moment),
         Column("sharding_key", "key"),
         Column("tags", "tags"),
+        *((Column("keys", "keys"),) if full else ()),
         Column("body", "body", cut=True),
     )
     if not shell.json:

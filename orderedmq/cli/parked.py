@@ -95,7 +95,7 @@ def list_parked(shell: Shell, group: Group, topic: Where = None, full: Full = Fa
     """Show the parked keys of a group: how many messages of each are parked, when it is tried again, and why its first message failed.
 
     A held key waits until somebody runs parked retry. Each message without a key is listed separately, by its offset. A table has one line
-    per key and cuts longer texts. --full shows complete keys and errors.
+    per key and cuts longer texts. --full shows complete keys and errors, and the offset of the first message.
     """
     check_group(group)
     with shell.broker() as broker:
@@ -107,6 +107,7 @@ def list_parked(shell: Shell, group: Group, topic: Where = None, full: Full = Fa
     columns = (
         *queue_names.columns(rows),
         Column("sharding_key", "key"),
+        *((Column("offset", "first offset"),) if full else ()),
         Column("messages", "parked", number, right=True),
         Column("due", "due", right=True),
         Column("attempts", "tries", number, right=True),

@@ -45,9 +45,11 @@ _RATE: Final = Column("rate", "msg/s", number, right=True)
 
 
 def _columns(rows: Sequence[Row]) -> tuple[Column, ...]:
+    """Return the columns of a view. The line above them names a single group."""
     owners = owner_columns(short_names(owners_of(rows)))
     figures = (*OFFSET_COLUMNS, *progress_columns(rows), *parked_columns(rows), *wait_columns(rows), _RATE)
-    columns = (Column("group", "group"), *queue_names.columns(rows), *figures, *owners)
+    several = len({row["group"] for row in rows}) > 1
+    columns = (*((Column("group", "group"),) if several else ()), *queue_names.columns(rows), *figures, *owners)
     # Each queue has one line, so that the number of lines is known.
     return tuple(column._replace(cut=not column.right) for column in columns)
 
@@ -85,7 +87,8 @@ def top(
         lots = LotReader(broker)
         if once or shell.json or not sys.stdout.isatty():
             rows = _look(broker, group, rates, lots)
-            shell.show(rows, _columns(rows), none=f"there are no consumer groups in {shell.address}")
+            title = f"group {rows[0]['group']}" if len({row["group"] for row in rows}) == 1 else ""
+            shell.show(rows, _columns(rows), title=title, none=f"there are no consumer groups in {shell.address}")
         else:
             _watch(lambda: _look(broker, group, rates, lots), seconds)
 
@@ -129,7 +132,8 @@ def _view(rows: Sequence[Row], height: int) -> RenderableType:
     room = max(1, height - _FRAME)
     lag, speed = sum(row["lag"] for row in rows), sum(row["rate"] or 0 for row in rows)
     parked = sum(row.get("parked", 0) for row in rows)
-    head = f"{len({row['group'] for row in rows})} groups, {len(rows)} queues, lag {lag:,}, "
+    groups = {row["group"] for row in rows}
+    head = f"{f'group {min(groups)}' if len(groups) == 1 else f'{len(groups)} groups'}, {len(rows)} queues, lag {lag:,}, "
     head += f"{f'parked {parked:,}, ' if parked else ''}{speed:,.0f} msg/s. q ends"
     if len(rows) > room:
         behind = set(sorted(range(len(rows)), key=lambda index: -rows[index]["lag"])[:room])
