@@ -376,8 +376,9 @@ def test_a_reader_whose_segment_was_merged_away_gets_the_messages(broker: Embedd
 def test_a_lost_segment_is_damage_and_its_neighbours_can_be_read(tmp_path: Path, clock: FakeClock) -> None:
     with EmbeddedBroker(tmp_path / "other", clock=clock) as broker:
         broker.admin.create_topic("orders", 2, compression="none")
-        append(broker, "a", "b")
-        first = min((broker.path / "segments").glob("*.segment"), key=lambda path: path.stat().st_mtime_ns)
+        append(broker, "a")
+        [first] = (broker.path / "segments").glob("*.segment")
+        append(broker, "b")
         first.unlink()
         with refused("STORE.CORRUPT", first.name, "is missing"):
             pull(broker, Q0, 0, ("body",))
