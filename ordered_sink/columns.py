@@ -78,8 +78,8 @@ def plan_columns(schema: StructType, options: SinkOptions) -> Plan:
             )
         _require(schema, "queue_id", (IntegralType,))
     check_order(schema, options.order_by, "option orderBy")
-    known = {*MESSAGE_SCHEMA.names, key, *(column.name for column in options.order_by)}
-    refuse_unknown(schema.names, known, "the sink", "name it in shardingKey or orderBy")
+    columns = {*MESSAGE_SCHEMA.names, key, *(column.name for column in options.order_by)}
+    refuse_unknown(schema.names, columns, "the sink", "name it in shardingKey or orderBy")
     return Plan(key, "topic" if options.topic is None else None, kind)
 
 

@@ -3,6 +3,8 @@
 Rules: source and sink use only this interface, and never branch on the kind of broker (``Capabilities`` says how brokers differ
 by nature). Every change of a group's state carries the lock token under which it is made. A token of a parking lot is valid while
 the lock of the lot's queue has the same epoch (`parking.queue_token`). tests/contract checks each broker.
+
+This module is long because it is mostly the docstrings of the interface.
 """
 
 from __future__ import annotations

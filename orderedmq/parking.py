@@ -13,6 +13,8 @@ Operators do not change P directly, because only the owner of Q may do so. They 
 drop or hold a key, or what becomes of one of its messages. The owner carries it out when it next reads P. A command that replaces a message
 is a copy of this message with the corrected body. It takes the message's place: it is restored, and copied if it is parked again. A dead
 letter that is given back to the group is also such a copy, under an offset that no message of Q has (`given_back`).
+
+This module is long because the forms of a lot's rows, and the rule by which `Lot` reads them, are one definition.
 """
 
 from __future__ import annotations
@@ -382,8 +384,8 @@ class Lot:
         if parked is None:
             parked = self.keys[lane] = KeyInLot(due, place)
         # A task was moving the message when these commands were given.
-        given = [action for at, of, action in self._commands.get(lane, ()) if 0 <= source < at and of in (-1, offset)]
-        end = next((_ENDS[action] for action in given if action in _ENDS), None)
+        actions = [action for at, of, action in self._commands.get(lane, ()) if 0 <= source < at and of in (-1, offset)]
+        end = next((_ENDS[action] for action in actions if action in _ENDS), None)
         is_first = parked.ended == len(parked.offsets)
         insort(parked.offsets, offset)
         if end is not None:
@@ -392,11 +394,11 @@ class Lot:
             parked.due = end if is_first else parked.due
             return
         if is_first:
-            dues = [due, *(_DUE[action] for action in given if action in _DUE)]
+            dues = [due, *(_DUE[action] for action in actions if action in _DUE)]
             parked.due, parked.begin, self._heads[lane] = dues[-1], place, offset
         elif offset < self._heads[lane]:
             parked.begin, self._heads[lane] = place, offset
-        if "replace" in given:
+        if "replace" in actions:
             self._replace(lane, parked, offset)
 
     def _replace(self, lane: object, parked: KeyInLot, offset: int) -> None:

@@ -277,12 +277,12 @@ class _Replay:
         """Send the letters of a piece, and commit ``offset`` unless it is None. Raises LockError LOST."""
         groups, keying = self.broker.groups, self.keying or Keying()
         try:
-            held = not groups.renew(self.tokens)
-            if held and self.to_group:
+            is_owner = not groups.renew(self.tokens)
+            if is_owner and self.to_group:
                 for queue, commands in _commands(piece.letters).items():
                     self.broker.admin.command_parked(piece.letters[0].group, queue, commands)
                 return groups.commit({piece.token: offset}) if offset is not None else None
-            if held:
+            if is_owner:
                 return append_chosen(
                     self.broker.log,
                     targets,

@@ -207,17 +207,17 @@ def search(
     returns False, the search ends with the results that are complete so far.
     """
     spans = {queue: OffsetRange(_begin(log, queue, at, since), at.max_offset) for queue, at in log.bounds(list(queues)).items()}
-    found = list[Row]()
+    matches = list[Row]()
     for part in by_arrival(log, spans, replace(_ALL, key=key), most + 1 if key is None else PULL_ROWS):
-        left = most - len(found)
+        left = most - len(matches)
         messages = [_with_queue(row) for row in rows(part.rows.slice(0, left + 1))]
-        found += messages[:left]
+        matches += messages[:left]
         if len(messages) > left:
             following = messages[left]
-            return Found(found, Arrival(int(part.stored[left]), following["queue"], following["queue_offset"]), part.searched)
+            return Found(matches, Arrival(int(part.stored[left]), following["queue"], following["queue_offset"]), part.searched)
         if part.next is None or not go_on():
-            return Found(found, part.next, part.searched)
-    return Found(found, None, 0)
+            return Found(matches, part.next, part.searched)
+    return Found(matches, None, 0)
 
 
 def _begin(log: Log, queue: MessageQueue, at: QueueBounds, since: int | Arrival | None) -> int:

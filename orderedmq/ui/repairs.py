@@ -102,7 +102,7 @@ class Repairs:
 
     def replay(self, group: str, form: FormFields, request: Request) -> Response:
         """Send the chosen dead letters again, or all unreplayed letters that meet the conditions in the URL."""
-        matching, offsets = _filter(request.query_params), frozenset(map(_letter, form.all("offset")))
+        matching, offsets = _filter(request.query_params), frozenset(map(_offset_in_form, form.all("offset")))
         if form.one("all"):
             chosen = replace(matching, quarantined=bool(matching.quarantined))
         elif offsets:
@@ -158,15 +158,21 @@ class Repairs:
             those = [
                 named
                 for key, text in zip(those, offsets)
-                for named in chosen(group, [key], (), [_letter(text)], False, single=True)
+                for named in chosen(group, [key], (), [_offset_in_form(text)], False, single=True)
             ]
         order = tools.order(command, those)
         if action not in ("retry", "hold") and form.one("sure") != "yes":
             former = tools.parked_row(broker, group, those)["body"] if action == "replace" else b""
             return self._site.page(
-                request, "sure.html", title=f"{order[0].upper()}{order[1:]}?", at="groups", group=group, action=action,
-                keys=list(zip(names, those)), body=former.decode() if is_text(former) else "",
-            )  # fmt: skip
+                request,
+                "sure.html",
+                title=f"{order[0].upper()}{order[1:]}?",
+                at="groups",
+                group=group,
+                action=action,
+                keys=list(zip(names, those)),
+                body=former.decode() if is_text(former) else "",
+            )
         # Browsers end lines with CR LF.
         body = next(iter(form.all("body")), "").replace("\r\n", "\n").encode() if action == "replace" else None
         # Ask for the owners first, because this may fail, and a command that was given must be reported.
@@ -299,9 +305,9 @@ def _state(letter: DeadLetter, chosen: LetterFilter, upto: int) -> str:
     return "yes" if chosen.replayed(letter, upto) else "quarantined" if chosen.holds(letter) else "no"
 
 
-def _letter(text: str) -> int:
-    """Return the offset of a dead letter, from a form. Raises OptionError INVALID."""
+def _offset_in_form(text: str) -> int:
+    """Return the offset of a message or a dead letter, from a form. Raises OptionError INVALID."""
     offset = whole_number(text)
     if offset is None:
-        raise OptionError(OptionCondition.INVALID, f"{shown(text)} is not the number of a dead letter")
+        raise OptionError(OptionCondition.INVALID, f"{shown(text)} is not the offset of a message or a dead letter")
     return offset
