@@ -187,9 +187,11 @@ class World:
         self.require_current(token)
         self.accepted(token)
         self.progress[token.queue] = progress
-        waiting = self.lots.messages(token.queue) if self.lots is not None else []
+        waiting = self.lots.live(token.queue) if self.lots is not None else []
+        # Several copies of a message may be in the lot, and the progress concerns the last one.
+        places = {one.offset: one.place for one in waiting if one.command is None}
         self.ledger.progress_recorded(
-            token.queue, progress.offset, {one.offset for one in waiting if one.place >= progress.lot}
+            token.queue, progress.offset, {offset for offset, place in places.items() if place >= progress.lot}
         )
 
     def listening(self, token: LockToken, offsets: Iterable[int]) -> None:
