@@ -306,7 +306,8 @@ def replay_letters(
             "quarantined": replayed.quarantined,
             "deleted": replayed.deleted,
         },
-        f"replayed {replayed.letters:,} dead letter{'' if replayed.letters == 1 else 's'} of group {group}{f': {to}' if to else ''}",
+        f"replayed {replayed.letters:,} dead letter{'' if replayed.letters == 1 else 's'} of group {group}{f': {to}' if to else ''}"
+        f"{' for this group only' if to and to_group else ''}",
     )
     if replayed.quarantined:
         shell.note(

@@ -15,7 +15,7 @@ from orderedmq import pulls
 from orderedmq.broker import Broker, PullSettings
 from orderedmq.conditions import GroupCondition, OptionCondition, TopicCondition
 from orderedmq.errors import DataLossError, GroupError, OptionError, TopicError
-from orderedmq.model import MessageQueue
+from orderedmq.model import PARKED_COMMAND, MessageQueue
 from orderedmq.parking import (
     AT_ONCE,
     DROPPED,
@@ -34,7 +34,7 @@ from orderedmq.parking import (
 )
 from orderedmq.schema import PRODUCER_COLUMNS
 
-State = Literal["waiting", "held", "dropped", "dead_letter"]
+State = Literal["waiting", "held", "replaced", "dropped", "dead_letter"]
 
 #: Seconds for which a list of the topics is reused.
 LISTING_AGE: Final = 10.0
@@ -112,6 +112,7 @@ class ParkedKey:
 
     ``offset`` and ``ticket`` belong to its first message. ``places``: for each message that has not ended, its offset in the queue and its
     place in the lot; for a key whose messages have all ended, these. ``single``: whether commands concern only the message ``offset``.
+    ``replaced``: whether an order has replaced the first message's body, which no listener has got since.
     """
 
     queue: MessageQueue
@@ -120,6 +121,7 @@ class ParkedKey:
     ticket: Ticket
     places: dict[int, int] = field(default_factory=dict)
     single: bool = False
+    replaced: bool = False
 
     @property
     def messages(self) -> int:
@@ -133,7 +135,9 @@ class ParkedKey:
     def state(self) -> State:
         if self.ticket.has_ended:
             return "dropped" if self.ticket.due == DROPPED else "dead_letter"
-        return "held" if self.ticket.due == HELD else "waiting"
+        if self.ticket.due == HELD:
+            return "held"
+        return "replaced" if self.replaced else "waiting"
 
     @property
     def due(self) -> int | None:
@@ -180,12 +184,13 @@ def _keys(broker: Broker, group: str, queue: MessageQueue, lot: Lot) -> list[Par
             ticket = lot.ticket(place, lane, own)
             if ticket is None:
                 continue
-            entry = keys.setdefault(lane, ParkedKey(queue, key, own.offset, ticket))
+            replaced = noted.get(PARKED_COMMAND) == "replace"
+            entry = keys.setdefault(lane, ParkedKey(queue, key, own.offset, ticket, replaced=replaced))
             if ticket.has_ended < entry.ticket.has_ended:
                 entry.places.clear()
             # The key's first message is the one that comes first in the queue and has not ended. The lot may have another order.
             if (ticket.has_ended, own.offset) < (entry.ticket.has_ended, entry.offset):
-                entry.offset, entry.ticket = own.offset, ticket
+                entry.offset, entry.ticket, entry.replaced = own.offset, ticket, replaced
             if ticket.has_ended == entry.ticket.has_ended:
                 entry.places[own.offset] = place
     return list(keys.values())
@@ -241,7 +246,8 @@ def _require(group: str, those: Sequence[ParkedKey], what: str) -> None:
     if not those:
         raise GroupError(
             GroupCondition.NOT_PARKED,
-            f"group {group!r} has no parked {what}. Run orderedmq parked list {group} to see what is parked",
+            f"group {group!r} has no parked {what}, or an order has already ended what was parked. Run orderedmq parked list {group} to "
+            "see what is parked",
         )
 
 

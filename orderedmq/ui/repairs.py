@@ -112,7 +112,7 @@ class Repairs:
             )
         else:
             raise OptionError(OptionCondition.MISSING, "no dead letter is chosen. Go back and choose some, or replay all")
-        how = form.one("keying")
+        how, to_group = form.one("keying"), bool(form.one("group"))
         if how not in KEYINGS:
             raise OptionError(OptionCondition.INVALID, f"{shown(how)} is not a way in which keys choose queues")
         broker, replayed = self._site.broker, Replayed()
@@ -120,13 +120,15 @@ class Repairs:
         if queues:
             try:
                 replay(
-                    broker, queues, chosen, replayed, limit=_AT_ONCE, to_topic=form.one("to") or None, keying=KEYINGS[how][1]
-                )
+                    broker, queues, chosen, replayed, limit=_AT_ONCE, to_topic=form.one("to") or None, keying=KEYINGS[how][1],
+                    to_group=to_group,
+                )  # fmt: skip
             finally:
                 if replayed.letters:
                     self._site.tell(f"replayed {replayed.letters:,} dead letters of group {group}")
         to = ", ".join(f"{count:,} to {topic}" for topic, count in sorted(replayed.topics.items()))
-        text = f"Replayed {replayed.letters:,} dead letter{'' if replayed.letters == 1 else 's'}{f': {to}' if to else ''}."
+        text = f"Replayed {replayed.letters:,} dead letter{'' if replayed.letters == 1 else 's'}{f': {to}' if to else ''}"
+        text += " for this group only." if to and to_group else "."
         if replayed.letters == _AT_ONCE:
             text += (
                 " There may be more matches: set a later time to continue, since the same replay sends these again."

@@ -304,7 +304,7 @@ def test_an_order_for_one_message_is_for_the_first_of_its_key_or_the_one_at_its_
     run("parked", name, "g", "--offset", "2", *more, *body)
     ended = {"drop": DROPPED, "dead_letter": DEAD_LETTERED, "replace": AT_ONCE}[action]
     assert owner.sees(first) == {"x": ended, "y": HELD, 2: ended}
-    states = [{"drop": "dropped", "dead_letter": "dead_letter", "replace": "waiting"}[action]] * 2
+    states = [{"drop": "dropped", "dead_letter": "dead_letter", "replace": "replaced"}[action]] * 2
     assert [row["state"] for row in run("parked", "list", "g").rows if row["sharding_key"] != "y"] == states
     if action == "replace":
         rows = pa.Table.from_batches(
@@ -341,7 +341,7 @@ def test_lists_dropped_messages_until_the_owner_reads_the_order(
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (["--key", "z"], 1, r"GROUP.NOT_PARKED\] group 'g' has no parked messages of key 'z'. Run orderedmq parked list g"),
+        (["--key", "z"], 1, r"GROUP.NOT_PARKED\] group 'g' has no parked messages of key 'z', or an order"),
         (["--key", "y", "--topic", "b"], 1, "GROUP.NOT_PARKED"),
         (["--offset", "5"], 1, "no parked message at offset 5"),
         (["--key", "x"], 2, "TOPIC.AMBIGUOUS.*parked from several topics. Give --topic with a or b"),

@@ -233,6 +233,19 @@ def test_dead_letters_are_shown_and_replayed_by_condition_and_quarantine(
     assert [line.partition(" ")[2] for line in mending.told[-2:]] == ["replayed 1 dead letters of group billing"] * 2
 
 
+def test_a_letter_is_given_back_to_its_group_alone(shop: Shop, mending: Served) -> None:
+    shop.give_up(0, 1, "x")
+    form = [("offset", "0"), ("group", "yes")]
+    refused = mending.post(f"/groups/{GROUP}/dead/replay", form)
+    assert (refused.status, "has no parking lot" in refused.words) == (409, True)
+    shop.park(0, 3)
+    ends = shop.broker.log.bounds(shop.queues)
+    done = mending.follow(mending.post(f"/groups/{GROUP}/dead/replay", form)).words
+    assert "Replayed 1 dead letter: 1 to orders for this group only." in done
+    assert shop.broker.log.bounds(shop.queues) == ends
+    assert [key.messages for key in parked_keys(shop.broker, GROUP)] == [2]
+
+
 def test_letters_that_meet_conditions_are_found_in_pages(shop: Shop, site: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(repairs, "_SEARCHED", 5)
     monkeypatch.setattr(repairs, "ROWS", 2)

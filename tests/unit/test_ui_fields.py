@@ -153,7 +153,7 @@ def test_every_field_is_found(pages: Pages, monkeypatch: pytest.MonkeyPatch) -> 
     assert found["POST", "/groups/{group}/copy"] >= {"target", "to"}
     assert found["GET", "/groups/{group}/dead"] >= {"first", "key", "error", "since", "quarantined"}
     assert found["POST", "/groups/{group}/parked/order"] >= {"action", "key", "sure"}
-    assert found["POST", "/groups/{group}/dead/replay"] >= {"all", "offset", "keying", "to"}
+    assert found["POST", "/groups/{group}/dead/replay"] >= {"all", "offset", "keying", "to", "group"}
     assert found["GET", "/live/groups/{group}"] >= {"first"}
 
 
