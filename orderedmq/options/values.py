@@ -80,14 +80,17 @@ def option(
     return as_field
 
 
-@functools.cache
 def options_of(kind: type) -> Mapping[str, Option]:
     """Return the options that a dataclass's fields declare, by field and in declared order."""
+    return _declared(kind)
+
+
+@functools.cache
+def _declared(kind: type) -> Mapping[str, Option]:
     declared: dict[str, Option] = {each_field.name: each_field.metadata[_OPTION] for each_field in fields(kind)}
     return {name: replace(each, name=each.name or _camel_case(name)) for name, each in declared.items()}
 
 
-@functools.cache
 def names_of(kind: type) -> dict[str, str]:
     """Return the names of a dataclass's options by their names in lower case."""
     return {each.name.lower(): each.name for each in options_of(kind).values()}
