@@ -56,27 +56,6 @@ _REFUSED: Final[tuple[tuple[tuple[str, ...], str, str], ...]] = (
     (("includeHeaders",), "Use includeProperties", "Write a column properties"),
     (("paths",), "A query reads one embedded broker. Give one path", "A query writes to one embedded broker. Give one path"),
     (("subExpression",), "Use tags, or filterSql", "A tag belongs to a message. Write a column tags"),
-    (
-        ("delayedRows",),
-        "It belonged to the writer, which delays no rows",
-        "A delayed message has no order. Write the rows when they are due, or send them with RocketMQ's own producer",
-    ),
-    (
-        ("machineRooms", "machineRoom"),
-        "Queues are divided without regard to machine rooms. Drop the option, and give the topic queues only at brokers near the query",
-        "Rows go to all queues of a topic. Drop the option, and give the topic queues only at the brokers that should store its rows",
-    ),
-    (
-        ("allocateQueues", "allocateInner"),
-        "Members divide the queues by allocateMessageQueueStrategy=AVG, AVG_BY_CIRCLE or CONSISTENT_HASH. Use one of these",
-        "It belonged to the reader. Drop it",
-    ),
-    (
-        ("retryTopic",),
-        "A message that comes back through a retry topic has no order. Set parkingLot=true, so that messages that failed wait in the "
-        "queue's parking lot",
-        "It belonged to the reader. Drop it",
-    ),
     (("tags", "filterSql"), "", "It selects the messages to read. To write a tag, write a column tags"),
     (
         ("enableMsgTrace", "customizedTraceTopic"),

@@ -69,7 +69,6 @@ def shared(strategy: str, **more: str) -> dict[str, str]:
 
 
 BAD_SOURCE = [
-    Bad({**STREAM, "retryTopic": "true"}, "UNSUPPORTED"),
     # Names.
     Bad({**STREAM, "consumergruop": "b"}, "UNKNOWN"),
     Bad({**STREAM, "starting_offsets": "earliest"}, "UNKNOWN"),
@@ -137,7 +136,6 @@ BAD_SOURCE = [
     Bad({**BATCH, "assignment": "shared"}, "MISSING"),
     Bad({**STREAM, "allocateMessageQueueStrategy": "AVG"}, "CONFLICT"),
     *(Bad(shared(strategy), "INVALID") for strategy in ("CONFIG", "MACHINE_ROOM", "MACHINE_ROOM_NEARBY", "MINE")),
-    *(Bad({**STREAM, name: "a"}, "UNSUPPORTED") for name in ("machineRooms", "machineRoom", "allocateQueues", "allocateInner")),
     # Durations, numbers, sizes, booleans.
     Bad({**STREAM, "lockTimeout": "10"}, "INVALID"),
     Bad({**STREAM, "lockTimeout": "1.5s"}, "INVALID"),
@@ -210,7 +208,6 @@ BAD_SINK = [
     Bad({**SINK, "includeProperties": "true"}, "UNKNOWN"),
     Bad({**SINK_CLUSTER, "onKeyConflict": "error"}, "UNSUPPORTED"),
     Bad({**SINK, "sinkGroup": "billing-out"}, "CONFLICT"),
-    Bad({**SINK_CLUSTER, "delayedRows": "unordered"}, "UNSUPPORTED"),
     Bad({**SINK_CLUSTER, "compression": "lz4"}, "CONFLICT"),
     Bad({**SINK, "tags": "a"}, "UNSUPPORTED"),
     Bad({**SINK, "kafka.bootstrap.servers": "h"}, "UNSUPPORTED"),
@@ -230,7 +227,6 @@ BAD_SINK = [
     Bad({**SINK, "messageQueueSelector": "my.rules:"}, "INVALID"),
     Bad({**SINK, "messageQueueSelector": "a.class:f"}, "INVALID"),
     Bad({**SINK_CLUSTER, "messageQueueSelector": "machineRoom"}, "INVALID"),
-    Bad({**SINK_CLUSTER, "machineRooms": "a"}, "UNSUPPORTED"),
     Bad({**SINK, "topicQueueNums": "0"}, "INVALID"),
     Bad({**SINK, "topicQueueNums": str(MAX_QUEUES + 1)}, "INVALID"),
     Bad({**SINK, "orderBy": "id down"}, "INVALID"),
