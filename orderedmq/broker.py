@@ -527,9 +527,6 @@ class Admin(Interface, Protocol):
     def kept_for(self, topics: Iterable[str]) -> dict[str, float]:
         """Return the retention of these topics in seconds. Leaves out topics whose messages are kept forever or for an unknown time."""
 
-    def waiting_bytes(self, name: str) -> int:
-        """Return the bytes that a topic's deleted messages still use, because their segment files also have messages that are kept."""
-
     def message_type(self, name: str) -> str | None:
         """Return the type of a topic's messages, or None if the broker has no such types or does not report them."""
 

@@ -147,11 +147,10 @@ def list_topics(shell: Shell) -> None:
 
 @command(app, "describe")
 def describe(shell: Shell, name: Name) -> None:
-    """Show each queue of a topic: offsets, size on disk, times. Also show how much disk space deleted messages still take."""
+    """Show each queue of a topic: offsets, size on disk, times."""
     with shell.broker() as broker:
         topic = broker.log.topic(name)
         details = broker.admin.describe_topic(name)
-        waiting = broker.admin.waiting_bytes(name)
         waits = _waits(broker, name)
         message_type = broker.admin.message_type(name)
     rows = [
@@ -193,11 +192,6 @@ def describe(shell: Shell, name: Name) -> None:
         shell.done(
             {"topic": name, "group": state.group, **queue_fields(state.queue), "waits_for": state.waits},
             f"group {state.group}: queue {state.queue.queue_id} waits for {state.waits}",
-        )
-    if waiting:
-        shell.done(
-            {"topic": name, "waiting_bytes": waiting},
-            f"{size(waiting)} of deleted messages are still on the disk, because their segment files also have messages that are kept",
         )
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from orderedmq.broker import Admin, Keep, LockInfo, MemberInfo, QueueBounds, QueueInfo, TopicInfo
 from orderedmq.conditions import OptionCondition
-from orderedmq.embedded import garbage, groups, index, outbox, parking_lots, payloads, runs
+from orderedmq.embedded import garbage, groups, index, outbox, parking_lots, runs
 from orderedmq.embedded.chunk_codec import CODECS
 from orderedmq.embedded.clock import Clock
 from orderedmq.embedded.groups import EmbeddedGroups
@@ -167,7 +167,7 @@ class EmbeddedAdmin(Admin):
             for queue in sorted(before or ()):
                 if queue.topic != name:
                     raise no_such_queue(name, queue)
-                messages = index.retire(txn, topic, queue, before=(before or {})[queue])
+                messages = index.retire(txn, queue, before=(before or {})[queue])
                 if messages:
                     deleted[queue] = messages
         # Ignore an error of the garbage collection, because the messages are already deleted.
@@ -182,11 +182,6 @@ class EmbeddedAdmin(Admin):
         with self._read() as txn:
             existing = [topic for name in topics if (topic := topic_at(txn, name)) is not None]
         return {topic.name: topic.retention_seconds for topic in existing if topic.retention_seconds is not None}
-
-    def waiting_bytes(self, name: str) -> int:
-        with self._read() as txn:
-            topic = topic_of(txn, name)
-            return payloads.space(txn, topic) - sum(index.state(txn, queue).stored_bytes for queue in index.queues_of(topic))
 
     # -- groups ------------------------------------------------------------------------------------------------------------
 
@@ -367,11 +362,10 @@ def _delete(txn: Transaction, topics: Sequence[TopicInfo], alive: Callable[[str]
     for topic in going:
         going += parking_lots.of_topic(txn, topic.name)
         for queue in index.queues_of(topic):
-            index.retire(txn, topic, queue, before=index.state(txn, queue).max_offset)
+            index.retire(txn, queue, before=index.state(txn, queue).max_offset)
             txn.delete(QUEUES, *schema.key_of(queue))
         for resize in list(txn.scan(RESIZES, topic.name)):
             txn.delete(RESIZES, *resize[:2])
-        payloads.forget_space(txn, topic)
         txn.delete(TOPICS, topic.name)
     names = {topic.name for topic in going}
     of_queues: tuple[Table[Any], ...] = (OFFSETS, PROGRESS, LOCKS, DEAD_LETTERS, PARKED)

@@ -37,7 +37,6 @@ from orderedmq.embedded.store.schema import (
     RESIZES,
     SEGMENTS,
     SETTINGS,
-    SPACE,
     TABLES,
     TOPICS,
     Chunk,
@@ -175,7 +174,6 @@ def _examine(contents: Contents, out: Checked) -> None:
         _topics(contents, queues),
         _index(contents, queues, used, out),
         _payloads(contents, used),
-        _space(contents),
         _files(contents, out),
         _groups(contents, queues),
         _members(contents),
@@ -297,31 +295,6 @@ def _payloads(contents: Contents, used: dict[Place, str]) -> Iterator[str]:
     for token in chunks:
         if token not in counts:
             yield f"{Place(token)} has chunks but no entry"
-
-
-def _space(contents: Contents) -> Iterator[str]:
-    """Check each topic's recorded size: the bytes of its payloads in the index plus its shares of segments.
-
-    A topic's shares of segments must be large enough for its readable messages.
-    """
-    expected: Counter[str] = Counter()
-    shares: Counter[str] = Counter()
-    topics = {topic.name: topic.incarnation for topic in contents.rows(TOPICS)}
-    for chunk in contents.rows(CHUNKS):
-        if chunk.topic in topics:
-            (expected if chunk.segment == INLINE else shares)[topics[chunk.topic]] += chunk.stored_bytes
-    for segment in contents.rows(SEGMENTS):
-        for incarnation, size in json.loads(segment.topics).items():
-            expected[incarnation] += size
-            shares[incarnation] -= size
-    recorded = {row.incarnation: row.bytes for row in contents.rows(SPACE)}
-    for incarnation in sorted(set(recorded) ^ set(topics.values())):
-        yield f"incarnation {incarnation} of a topic {'has no topic' if incarnation in recorded else 'has no size'}"
-    for topic, incarnation in topics.items():
-        if incarnation in recorded and recorded[incarnation] != expected[incarnation]:
-            yield f"topic {topic} counts {recorded[incarnation]} bytes, but its messages take {expected[incarnation]}"
-        if shares[incarnation] > 0:
-            yield f"topic {topic} has more bytes in segments than the segments count"
 
 
 def _files(contents: Contents, out: Checked) -> Iterator[str]:

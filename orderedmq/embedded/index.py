@@ -92,8 +92,8 @@ def chunks(txn: Transaction, queue: MessageQueue, at: QueueRow, offset: int) -> 
     raise txn.damaged(f"queue {queue} ends at {at.max_offset}, but its chunks end at {end}")
 
 
-def add(txn: Transaction, topic: TopicInfo, chunk: Chunk, now: int, payload: codec.Pieces | None = None) -> OffsetRange:
-    """Make a chunk visible at the end of its queue of ``topic``, and return its offsets. ``now`` is in µs since the epoch.
+def add(txn: Transaction, chunk: Chunk, now: int, payload: codec.Pieces | None = None) -> OffsetRange:
+    """Make a chunk visible at the end of its queue, and return its offsets. ``now`` is in µs since the epoch.
 
     ``payload``: the chunk's payload, if it is not stored yet. A payload that is already stored must be counted (`payloads.hold`).
     """
@@ -127,32 +127,32 @@ def add(txn: Transaction, topic: TopicInfo, chunk: Chunk, now: int, payload: cod
         read.append((b"".join(payload) if payload is not None else payloads.load(txn, chunk), chunk))
         payload, merged = codec.merge(read, chunk.codec)
         for part in parts[:-1]:
-            payloads.release(txn, topic, part)
+            payloads.release(txn, part)
             txn.delete(CHUNKS, *part[:3])
         if chunk.segment != INLINE:
-            payloads.release(txn, topic, chunk)
+            payloads.release(txn, chunk)
         chunk = merged
     if payload is not None:
-        chunk = payloads.place(txn, topic, payload, chunk)
+        chunk = payloads.place(txn, payload, chunk)
     txn.put(chunk)
     txn.put(at._replace(max_offset=new.end, stored_bytes=kept_bytes + chunk.stored_bytes, last_stored=stamp))
     return new
 
 
-def retire(txn: Transaction, topic: TopicInfo, queue: MessageQueue, *, before: int) -> int:
-    """Delete the chunks of a queue of ``topic`` that end at or before ``before``. Return the number of messages deleted."""
+def retire(txn: Transaction, queue: MessageQueue, *, before: int) -> int:
+    """Delete the chunks of a queue that end at or before ``before``. Return the number of messages deleted."""
     at = state(txn, queue)
     stored = chunks(txn, queue, at, at.min_offset)
-    return _delete(txn, topic, queue, list(itertools.takewhile(lambda chunk: chunk.end <= before, stored)))
+    return _delete(txn, queue, list(itertools.takewhile(lambda chunk: chunk.end <= before, stored)))
 
 
-def _delete(txn: Transaction, topic: TopicInfo, queue: MessageQueue, gone: Sequence[Chunk]) -> int:
+def _delete(txn: Transaction, queue: MessageQueue, gone: Sequence[Chunk]) -> int:
     """Delete ``gone``, the first chunks of a queue, and return the number of their messages."""
     if not gone:
         return 0
     at = state(txn, queue)
     for chunk in gone:
-        payloads.release(txn, topic, chunk)
+        payloads.release(txn, chunk)
         txn.delete(CHUNKS, *chunk[:3])
     begin = gone[-1].end
     txn.put(at._replace(min_offset=begin, stored_bytes=at.stored_bytes - sum(chunk.stored_bytes for chunk in gone)))
@@ -224,7 +224,7 @@ def retain(txn: Transaction, topic: TopicInfo, clock: Clock, *, most: int | None
         txn.put(Setting(schema.CLOCKS, None, schema.clocks_to_text(clocks)))
     for overdue in (_expired, _oldest):
         for queue, gone in overdue(txn, topic, clocks, clock, most).items():
-            out[queue] = out.get(queue, 0) + _delete(txn, topic, queue, gone)
+            out[queue] = out.get(queue, 0) + _delete(txn, queue, gone)
             most = None if most is None else most - len(gone)
     return out
 
@@ -263,45 +263,33 @@ def _oldest(
 ) -> dict[MessageQueue, list[Chunk]]:
     """Return the topic's oldest chunks, from all queues, such that at least the bytes of its limit remain.
 
-    The space of a chunk in a segment becomes free only when the segment is deleted. So a chunk is deleted if the topic's share of the
-    whole segment is no more than the bytes above the limit. The segment's other chunks are deleted when they are the oldest. Deleted
-    messages whose segment is still needed count as used space, so more messages are deleted because of them. But at least the
-    limit's bytes of readable messages always remain.
+    A segment's space becomes free when the index has no chunk in it any more. So the chunks that one transaction has made visible are
+    taken segment by segment, and of a large batch at most about one segment is kept for a part of its messages.
     """
     del clocks, clock
     out: dict[MessageQueue, list[Chunk]] = {}
-    limit = topic.retention_bytes
-    if limit is None:
+    if topic.retention_bytes is None:
         return out
     states = {queue: state(txn, queue) for queue in queues_of(topic)}
-    readable = sum(at.stored_bytes for at in states.values()) - limit
-    excess = payloads.space(txn, topic) - limit
-    if readable <= 0:
+    excess = sum(at.stored_bytes for at in states.values()) - topic.retention_bytes
+    if excess <= 0:
         return out
-    going: set[str] = set()
-    waiting: list[tuple[int, MessageQueue, Chunk, Iterator[Chunk]]] = []
+    segments: dict[str, int] = {}
+    oldest: list[tuple[int, int, MessageQueue, Chunk, Iterator[Chunk]]] = []
 
     def push(queue: MessageQueue, rest: Iterator[Chunk]) -> None:
         chunk = next(rest, None)
         if chunk is not None:
-            heapq.heappush(waiting, (chunk.last_stored, queue, chunk, rest))
+            order = segments.setdefault(chunk.segment, len(segments))
+            heapq.heappush(oldest, (chunk.last_stored, order, queue, chunk, rest))
 
     for queue, at in states.items():
         push(queue, chunks(txn, queue, at, at.min_offset))
-    while waiting and (most is None or most > 0):
-        _, queue, chunk, rest = heapq.heappop(waiting)
-        if chunk.stored_bytes > readable:
-            continue
-        if chunk.segment not in going:
-            size = payloads.share(txn, topic, chunk)
-            if size > excess:
-                # Newer chunks also remain, except the remaining chunks of segments that are being deleted.
-                excess = -1
-                continue
-            excess -= size
-            if chunk.segment != INLINE:
-                going.add(chunk.segment)
-        readable -= chunk.stored_bytes
+    while oldest and (most is None or most > 0):
+        _, _, queue, chunk, rest = heapq.heappop(oldest)
+        excess -= chunk.stored_bytes
+        if excess < 0:
+            break
         out.setdefault(queue, []).append(chunk)
         most = None if most is None else most - 1
         push(queue, rest)
@@ -353,8 +341,6 @@ def new_incarnation() -> str:
 def put_queues(txn: Transaction, topic: TopicInfo, begin: int = 0) -> None:
     """Store a topic's record, and create its queues from number ``begin`` on."""
     put_topic(txn, topic)
-    if not begin:
-        payloads.begin_space(txn, topic)
     for queue in queues_of(topic)[begin:]:
         txn.put(QueueRow(*schema.key_of(queue)))
 

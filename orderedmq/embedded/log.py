@@ -44,7 +44,7 @@ def append_rows(txn: Transaction, topic: TopicInfo, queue: MessageQueue, rows: p
     number = codec.CODECS.index(topic.compression)
     for piece in codec.pieces(rows):
         payload, chunk = codec.encode(piece, queue, number, now)
-        end = index.add(txn, topic, chunk, now, payload).end
+        end = index.add(txn, chunk, now, payload).end
     return OffsetRange(begin, end)
 
 

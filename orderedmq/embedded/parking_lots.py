@@ -124,7 +124,7 @@ def trim(txn: Transaction, lot: MessageQueue, before: int | None, offset: int) -
 
     ``before``: the former offset, None if there was none.
     """
-    index.retire(txn, topic_of(txn, lot.topic), lot, before=min(before or 0, offset))
+    index.retire(txn, lot, before=min(before or 0, offset))
 
 
 def count(txn: Transaction, lot: MessageQueue, at: int | None) -> int:

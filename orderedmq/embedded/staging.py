@@ -252,12 +252,12 @@ def make_visible(
             if chunk.queue_id >= topic.queues:
                 raise no_such_queue(topic.name, chunk.queue_id, f"it has {topic.queues} queues that take messages")
             if payload is None:
-                payloads.hold(txn, topic, chunk)
+                payloads.hold(txn, chunk)
         # Count all chunks before adding any, because merging one chunk could otherwise release the segment that has the next.
         for chunk, payload in staged.chunks:
             added[chunk.topic] += 1
             queue = schema.queue_of(chunk)
-            span = index.add(txn, topics[chunk.topic], chunk, now, None if payload is None else [payload])
+            span = index.add(txn, chunk, now, None if payload is None else [payload])
             before = ranges.get(queue)
             ranges[queue] = OffsetRange(before.begin if before else span.begin, span.end)
     for topic in topics.values():

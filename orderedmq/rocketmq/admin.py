@@ -181,11 +181,6 @@ class RocketMQAdmin(Admin):
             QueueInfo(queue, at, 0, 0, first.get(queue), last.get(queue), queue in readable) for queue, at in bounds.items()
         ]
 
-    def waiting_bytes(self, name: str) -> int:
-        """Return 0, because brokers do not report how a queue is stored."""
-        del name
-        return 0
-
     def message_type(self, name: str) -> str | None:
         """See `Admin.message_type`. None before RocketMQ 5.0, and for an account that may not read it."""
         # The topic may have no queue that can be read.

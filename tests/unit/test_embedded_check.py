@@ -26,7 +26,6 @@ from orderedmq.embedded.store.schema import (
     PAYLOADS,
     QUEUES,
     SEGMENTS,
-    SPACE,
     BatchRow,
     Chunk,
     DeadLetterRow,
@@ -34,7 +33,6 @@ from orderedmq.embedded.store.schema import (
     ParkedRow,
     Payload,
     ProgressRow,
-    Space,
     Table,
     TopicRow,
 )
@@ -164,11 +162,6 @@ def segment_entry(**fields: Any) -> Callable[[Transaction], None]:
     return damage
 
 
-def more_space(txn: Transaction) -> None:
-    row = first_of(SPACE, txn)
-    txn.put(row._replace(bytes=row.bytes + 1))
-
-
 def member(**fields: Any) -> Callable[[Transaction], None]:
     return lambda txn: txn.put(first_of(MEMBERS, txn)._replace(**fields))
 
@@ -207,11 +200,7 @@ DAMAGE: list[tuple[Callable[[Transaction], object], str]] = [
     (cut_segment, f"{BIG} to {2 * BIG - 1} of queue orders/embedded/0 fail their checksum"),
     (other_header, "has a header that fails its checksum or belongs to another segment"),
     (segment_entry(chunks=2), "counts 2 chunks, but the index has 1"),
-    (segment_entry(topics="{}"), "topic orders has more bytes in segments than the segments count"),
     (lambda txn: txn.delete(SEGMENTS, entry(txn).segment), "has chunks but no entry"),
-    (more_space, "bytes, but its messages take "),
-    (lambda txn: txn.delete(SPACE, first_of(SPACE, txn).incarnation), "of a topic has no size"),
-    (lambda txn: txn.put(Space("F" * 16)), f"incarnation {'F' * 16} of a topic has no topic"),
     (change(body_bytes=1), "does not have the 1 body bytes of its entry"),
     (change(columns=3), "does not have the columns of its entry"),
     (change(first_stored=1), f"store times out of order at {BIG}"),

@@ -232,7 +232,7 @@ def test_a_write_to_a_replaced_store_is_not_acknowledged(path: Path, broker: Bro
 
 def retires(txn: Transaction) -> None:
     """Delete all messages, and therefore their segment."""
-    index.retire(txn, topic_of(txn, "orders"), QUEUE, before=BIG + 2)
+    index.retire(txn, QUEUE, before=BIG + 2)
 
 
 def merges(txn: Transaction) -> None:

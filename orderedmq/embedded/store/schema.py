@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 #: The format of stores, which the file has as SQLite's ``user_version``. No release has made a store of an earlier format.
-FORMAT: Final = 9
+FORMAT: Final = 10
 #: SQLite's ``application_id`` of a store's file: "omq\0".
 APPLICATION: Final = 0x6F6D7100
 #: ``Chunk.segment`` of a chunk whose payload is in the table ``payloads``.
@@ -124,22 +124,10 @@ class Payload(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """A segment file that is needed. ``chunks``: how many of its chunks are in the index. If there are none, the file may be deleted.
-
-    ``topics``: the bytes of the messages that were published from this segment, by incarnation of their topic, as JSON. They take disk
-    space until the segment is deleted.
-    """
+    """A segment file that is needed. ``chunks``: how many of its chunks are in the index. If there are none, the file may be deleted."""
 
     token: str
     chunks: int = 0
-    topics: str = "{}"
-
-
-class Space(NamedTuple):
-    """The bytes of a topic's messages, including deleted ones whose segment is still needed."""
-
-    incarnation: str
-    bytes: int = 0
 
 
 class OffsetRow(NamedTuple):
@@ -301,7 +289,6 @@ RESIZES: Final = Table("resizes", ResizeRow, 2)
 CHUNKS: Final = Table("chunks", Chunk, 3)
 PAYLOADS: Final = Table("payloads", Payload, 1, sealed=False)
 SEGMENTS: Final = Table("segments", Segment, 1)
-SPACE: Final = Table("space", Space, 1)
 OFFSETS: Final = Table("group_offsets", OffsetRow, 3)
 PROGRESS: Final = Table("progress", ProgressRow, 3)
 LOCKS: Final = Table("locks", LockRow, 3)
@@ -312,7 +299,7 @@ BATCHES: Final = Table("batches", BatchRow, 2)
 TABLES: Final[dict[type, Table[Any]]] = {
     table.row: table
     for table in (
-        SETTINGS, TOPICS, QUEUES, RESIZES, CHUNKS, PAYLOADS, SEGMENTS, SPACE, OFFSETS, PROGRESS, LOCKS, MEMBERS, DEAD_LETTERS,
+        SETTINGS, TOPICS, QUEUES, RESIZES, CHUNKS, PAYLOADS, SEGMENTS, OFFSETS, PROGRESS, LOCKS, MEMBERS, DEAD_LETTERS,
         PARKED, BATCHES,
     )
 }  # fmt: skip

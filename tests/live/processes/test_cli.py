@@ -332,9 +332,6 @@ def test_a_store_is_copied_while_it_is_used(store: Path, run: Run, tmp_path: Pat
         assert (said["copy"], said["segments"], said["links"]) == (str(tmp_path / "copy"), 1, 1)
         with orderedmq.connect(tmp_path / "copy") as copy:
             assert bodies(copy, "t") == [[(None, b"x" * 100_000)]] * 2
-        broker.admin.trim("t", {queues[0]: 1})
-    [*_, waiting] = run("topic", "describe", "t")
-    assert waiting["waiting_bytes"] > 100_000
     refused = CliRunner().invoke(app, ["--namesrv", "127.0.0.1:1", "snapshot", str(tmp_path / "other")])
     assert (refused.exit_code, "snapshot is for a store of the embedded broker" in refused.stderr) == (2, True)
 
