@@ -277,14 +277,6 @@ def resize(shell: Shell, name: Name, queues: Queues) -> None:
         )
 
 
-@command(app, "add-queues")
-def add_queues(shell: Shell, name: Name, queues: Queues, yes: Yes = False) -> None:
-    """Another name of topic resize, from when it interrupted the order of keys and asked first."""
-    del yes
-    shell.note("topic add-queues is now topic resize, which keeps the order of every key")
-    resize(shell, name, queues)
-
-
 @command(app, "trim")
 def trim(
     shell: Shell,
