@@ -1,13 +1,13 @@
 """The state of a consumer group: each queue's offset, lag and owner, and the speed at which its offset grows.
 
-A client id is unique and therefore long: a query's 32 digits, its host, its process and a random number. For each client, a table
-shows the shortest name that no other client in the table has (`short_names`). JSON output has the whole id.
+A client id is unique and therefore long: a query's 32 digits, its host, its process and a random number. A table shows a shorter
+name (`short_names`). JSON output has the whole id.
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -114,7 +114,7 @@ class Rates:
 
 
 #: ``<query>@<host>-<pid>-<random>``; over RocketMQ with the prefix ``orderedmq-``.
-_OURS = re.compile(r"(?:orderedmq-)?(?P<query>.+)@(?P<host>.+)-(?P<pid>\d+)-[0-9a-f]{8}")
+_OURS = re.compile(r"(?:orderedmq-)?(?P<query>.+)@(?P<host>[^.]+).*-(?P<pid>\d+)-[0-9a-f]{8}")
 _DIGITS = re.compile(r"[0-9a-f]{32}")
 _SHORT = 8
 
@@ -125,25 +125,16 @@ def owners_of(rows: Iterable[Mapping[str, Any]]) -> dict[str, str | None]:
 
 
 def short_names(clients: Mapping[str, str | None]) -> dict[str, str]:
-    """Return for each client the shortest name that no other client has.
+    """Return how tables show each client: ``<query>@<host>-<pid>``, or the id of a client that is not this package's.
 
     ``clients``: client ids with their query names, None if a name is unknown.
     """
-    candidates = {client: _names(client, name) for client, name in clients.items()}
-    while True:
-        counts = Counter(names[0] for names in candidates.values())
-        double = [names for names in candidates.values() if counts[names[0]] > 1 and len(names) > 1]
-        if not double:
-            return {client: names[0] for client, names in candidates.items()}
-        for names in double:
-            del names[0]
+    return {client: _short(client, name) for client, name in clients.items()}
 
 
-def _names(client: str, name: str | None) -> list[str]:
-    """Return the possible names of a client: the shortest first, its id last."""
+def _short(client: str, name: str | None) -> str:
     ours = _OURS.fullmatch(client)
     if ours is None:
-        # The id of a consumer in Java is <ip>@<pid>#<time>.
-        return [*([name] if name else []), *([client.partition("#")[0]] if "#" in client else []), client]
+        return client
     query = name or (ours["query"][:_SHORT] if _DIGITS.fullmatch(ours["query"]) else ours["query"])
-    return [query, f"{query}-{ours['pid']}", f"{query}@{ours['host']}-{ours['pid']}", client]
+    return f"{query}@{ours['host']}-{ours['pid']}"

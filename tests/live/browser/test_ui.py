@@ -255,7 +255,9 @@ def test_a_hand_over_is_seen_within_two_seconds_and_locks_count_down(browser: Br
             owner.kill()
             said(successor)
             took.append(wait_for_owner(browser, name))
-            assert re.search(rf"orders/0, orders/1, orders/2, orders/3: query-\w+ → {name}", words(browser)), words(browser)
+            assert re.search(rf"orders/0, orders/1, orders/2, orders/3: query-\w+@\S+ → {name}@", words(browser)), words(
+                browser
+            )
             owner = successor
             if took[-1] < 2:
                 break
