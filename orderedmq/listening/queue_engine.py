@@ -49,6 +49,7 @@ from typing import ClassVar
 from orderedmq.conditions import ListenerCondition
 from orderedmq.errors import ListenerError
 from orderedmq.listening.engine import (
+    PULL_THRESHOLD,
     Batch,
     Done,
     Engine,
@@ -133,6 +134,11 @@ class QueueEngine(Engine):
         #: Whether auto-commit was on in the call after which a message became a dead letter.
         self._auto_commit = True
 
+    @property
+    def full(self) -> bool:
+        # Batches that were at the listener do not count. A listener may take any number of messages before it commits.
+        return len(self._waiting) - self._begin >= PULL_THRESHOLD
+
     def _add(self, messages: Sequence[Message]) -> None:
         del self._waiting[: self._begin]
         self._begin = 0
@@ -142,9 +148,7 @@ class QueueEngine(Engine):
         if self._suspended_until is not None or self._exhausted:
             return None
         if self._again:
-            batch = self._again.popleft()
-            self._range.take_messages(len(batch.messages))
-            return batch
+            return self._again.popleft()
         waiting, begin, size = self._waiting, self._begin, self.settings.consume_message_batch_max_size
         if begin == len(waiting):
             return None
@@ -161,7 +165,6 @@ class QueueEngine(Engine):
             if end == len(waiting) and not self._closed:
                 return None
         self._begin = end
-        self._range.take_messages(end - begin)
         return Batch(waiting[begin:end])
 
     def consumed(self, batch: Batch, answer: Answer, now: float) -> list[Outcome]:
@@ -176,7 +179,6 @@ class QueueEngine(Engine):
             )
             status = ConsumeOrderlyStatus.SUCCESS
         if status is ConsumeOrderlyStatus.ROLLBACK:
-            self._range.rollback()
             self._again.extendleft([batch, *reversed(self._taken)])
             self._taken.clear()
             self._suspend(context, now)
@@ -185,7 +187,6 @@ class QueueEngine(Engine):
         accepted = self._accepted(batch, context, success)
         if accepted == len(batch.messages):
             return self._accept(batch, status, auto_commit)
-        self._range.make_message_to_consume_again([message._offset for message in batch.messages[accepted or 0 :]])
         out = self._accept(_part(batch, 0, accepted), status, auto_commit) if accepted else []
         self._failed(batch, accepted, error or not_accepted(success), context, now)
         return out
@@ -230,15 +231,16 @@ class QueueEngine(Engine):
         return self._suspended_until
 
     def _dead_lettered(self, batch: Batch, message: Message) -> list[Outcome]:
-        self._decided([message])
         if self._auto_commit:
             return self._commit(batch, "DEAD_LETTER")
+        self._decided([message])
         return [_outcome(batch, "DEAD_LETTER")]
 
     def _commit(self, last: Batch, status: OutcomeStatus) -> list[Outcome]:
         """Return outcomes with SUCCESS for all taken batches, and one with ``status`` for ``last``."""
-        self._range.commit()
         taken, self._taken = self._taken, []
+        for batch in (*taken, last):
+            self._decided(batch.messages)
         return [*[_outcome(batch, "SUCCESS") for batch in taken], _outcome(last, status)] if taken else [_outcome(last, status)]
 
     def _finish(self) -> Done:
