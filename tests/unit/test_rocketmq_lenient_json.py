@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orderedmq.errors import ProtocolError
-from orderedmq.rocketmq.wire.fastjson import MAX_DEPTH, field, loads, loads_object
+from orderedmq.rocketmq.wire.fastjson import field, loads, loads_object
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -47,11 +47,19 @@ def test_trap_2_keys_without_quotes_and_keys_that_are_objects() -> None:
     assert loads(quoted) == loads(STATS)
 
 
+@given(st.text(alphabet='{}[]":,01\\ a'))
+def test_what_looks_like_a_key_in_a_string_stays_as_it_is(topic: str) -> None:
+    text = json.dumps(topic)
+    queue = f'{{"queueId":1 , "topic":{text}}}'
+    assert loads(f"{{{text}:{text}, 0 : [{text}],{queue} :{text}}}") == {topic: topic} | {"0": [topic], queue: topic}
+
+
 @pytest.mark.parametrize(
     "text",
     ["", " ", "{", "[", '{"a"', '{"a":', '{"a":1', '{"a":1,', "[1", "[1,", "[1,]", "{1}", "{1:2,}", "{:1}", "{a:1}", "{'a':1}", "nul", "NaN",
      "-", "01", "1 2", "{} x", "[Infinity]", "{1.5:2}", "{true:1}", '"\n"', '"\\x"', '"', "{[1]:2}", "{0:NaN}", "1" * 5000, b"\xff",
-     "{1:" + "1" * 5000 + "}", "{{1:2:3}"],
+     "{1:" + "1" * 5000 + "}", "{{1:2:3}", "{{a}:1}", "{{1:2 3}:4}",
+     '{"a":1 2:3}', "[1,2:3]", "[{1:2}:3]"],
 )  # fmt: skip
 def test_invalid_json_is_refused(text: str | bytes) -> None:
     with pytest.raises(ProtocolError) as caught:
@@ -94,27 +102,20 @@ def test_depth_is_bounded(begin: str) -> None:
         loads(begin * 100_000)
 
 
-def test_depth_that_is_allowed() -> None:
-    nested = "{1:" * MAX_DEPTH + "0" + "}" * MAX_DEPTH
-    value = loads(nested)
-    for _ in range(MAX_DEPTH):
-        value = value["1"]
-    assert value == 0
-    with pytest.raises(ProtocolError, match="levels"):
-        loads("{1:" + nested + "}")
-
-
-def test_keys_in_keys_stay_as_long_as_they_are() -> None:
-    key = "1"
-    for _ in range(MAX_DEPTH - 1):
-        key = "{" + key + ":1}"
-    assert list(loads("{" + key + ":1}")) == [key]
-
-
 def test_time_is_linear() -> None:
     begin = time.thread_time()
-    loads("{" + ",".join(f"{i}:[{i},{{}}]" for i in range(50_000)) + "}")
-    for broken in ('{0:"' + "\\" * 1_000_000, "{0:" + " " * 1_000_000, "{" + "1" * 1_000_000, "[" + "1," * 300_000):
+    loads("{" + ",".join(f"{i}:[{i},{{}}]" for i in range(20_000)) + "}")
+    for broken in (
+        '{0:"' + "\\" * 400_000,
+        '{0:"' + '\\"' * 200_000,
+        '{{"' + '\\"' * 200_000 + '"',
+        "{0:" + " " * 400_000,
+        "{" + "1" * 400_000,
+        "{1" + " " * 400_000,
+        "{" + ",{x" * 100_000,
+        "{{" + '"a",' * 50_000,
+        "[" + "1," * 100_000,
+    ):
         with pytest.raises(ProtocolError):
             loads(broken)
     assert time.thread_time() - begin < 10
