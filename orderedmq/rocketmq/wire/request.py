@@ -158,15 +158,11 @@ def refusal(request: Request[T], response: RemotingCommand, server: str) -> Orde
         case ResponseCode.NO_PERMISSION if FORBIDDEN.match(remark):
             return not_readable(request.what.removeprefix("pull from "), answer)
         case ResponseCode.NO_PERMISSION:
-            refused = rights.refusal(request.code, remark)
-            why = (
-                "Check the account (accessKey and secretKey, or ORDEREDMQ_ACCESS_KEY and ORDEREDMQ_SECRET_KEY), its rights, and the "
-                "permissions of topic and broker"
-                if refused is None
-                else rights.explain(refused)
-            )
             return RocketMQError(
-                RocketMQCondition.NO_PERMISSION, f"permission for {request.resource} was denied: {answer}. {why}"
+                RocketMQCondition.NO_PERMISSION,
+                f"permission for {request.resource} was denied: {answer}. Check the account (accessKey and secretKey, or "
+                "ORDEREDMQ_ACCESS_KEY and ORDEREDMQ_SECRET_KEY), the permissions of topic and broker, and the account's rights: the table "
+                '"Rights of an account" in docs/guides/rocketmq.md lists what each program needs',
             )
         case ResponseCode.TOPIC_NOT_EXIST:
             return TopicError(TopicCondition.MISSING, f"{request.resource} does not exist: {answer}")

@@ -61,17 +61,16 @@ class Right(NamedTuple):
 
     @property
     def pattern(self) -> str:
-        """Return a regular expression for the form in which an error names this right."""
+        """Return a regular expression for the form in which a broker names this right's resource."""
         if self.resource == "admin":
-            # Earlier requests need only SUB, so the error may name that right instead.
-            return r"admin: true|(topic|group)Perms \S+=SUB"
+            # Earlier requests need only SUB, so the broker may miss that right instead.
+            return r"Need admin permission|No default permission for (topic|group):"
         if self.resource.startswith("default"):
-            return rf"{self.resource[7].lower()}{self.resource[8:]}s \S+={self.action}"
+            return f"No default permission for {self.resource[7:].removesuffix('Perm').lower()}:"
         name = re.escape(self.resource).replace(r"\*", r"\S+")
         if " " in self.resource:
-            return f"{name}={self.action}"
-        # If another action would also be enough, the error names both.
-        return rf"{name} (\w+ \(or )?{self.action}\b"
+            return f"No default permission for {name.replace('Perms', '').replace(re.escape(' '), ':')}, "
+        return f"has no permission to access {name} from "
 
     @property
     def is_of_topic(self) -> bool:
