@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from orderedmq.errors import ProtocolError
 from orderedmq.rocketmq.wire import frame
-from orderedmq.rocketmq.wire.codes import VERSION, LanguageCode
+from orderedmq.rocketmq.wire.codes import VERSION
 from orderedmq.rocketmq.wire.frame import MAX_SENT_FRAME, FrameDecoder, RemotingCommand, encode, encode_parts
 from tests.examples import examples
 from tests.unit.rocketmq_peer import feed
@@ -34,7 +34,6 @@ COMMANDS = st.builds(
     ext=st.dictionaries(TEXT, TEXT, max_size=4),
     body=st.binary(max_size=300),
     version=INT32,
-    language=st.sampled_from(LanguageCode),
 )
 #: An answer to GET_MAX_OFFSET as 4.9.8 writes it, and as 5.3.3 writes it with serializeTypeConfig=ROCKETMQ.
 JSON_ANSWER = b'{"code":0,"extFields":{"offset":"42"},"flag":1,"language":"JAVA","opaque":7,"serializeTypeCurrentRPC":"JSON","version":407}'
@@ -96,7 +95,6 @@ def test_trap_18_the_type_of_a_header_is_each_frames_own() -> None:
     assert (first.code, first.opaque, first.flag, first.ext, first.version) == (0, 7, 1, {"offset": "42"}, 407)
     assert (second.code, second.opaque, second.flag, second.ext, second.version) == (0, 7, 1, {"offset": "42", "ü": ""}, 479)
     assert second.remark == "FOUND"
-    assert first.language is second.language is LanguageCode.JAVA
 
 
 def test_trap_1_flag_tells_an_answer_from_a_push() -> None:
@@ -131,7 +129,7 @@ def test_a_body_is_not_copied_to_be_sent() -> None:
 
 def test_defaults_of_a_header() -> None:
     (command,) = feed(FrameDecoder(), framed(b'{"code":3,"opaque":9,"extFields":null,"remark":null}'))
-    assert command == RemotingCommand(3, 9, 0, None, {}, b"", 0, LanguageCode.JAVA)
+    assert command == RemotingCommand(3, 9, 0, None, {}, b"", 0)
 
 
 def test_fields_that_are_no_text_become_it() -> None:
@@ -139,9 +137,7 @@ def test_fields_that_are_no_text_become_it() -> None:
         FrameDecoder(), framed(b'{"code":0,"opaque":1,"language":"KLINGON","extFields":{"a":1,"b":true,"c":null,"d":"e"}}')
     )
     assert command.ext == {"a": "1", "b": "true", "d": "e"}
-    assert command.language is LanguageCode.OTHER
     (command,) = feed(FrameDecoder(), framed(binary(0, 1, 1, "", {}, language=99), kind=1))
-    assert command.language is LanguageCode.OTHER
     assert command.remark is None
 
 

@@ -1,6 +1,6 @@
 """Numbers of RocketMQ's remoting protocol that this client sends or understands.
 
-Source: RequestCode, ResponseCode, RemotingSysResponseCode, LanguageCode, MQVersion, SerializeType.
+Source: RequestCode, ResponseCode, RemotingSysResponseCode, MQVersion, SerializeType.
 """
 
 from __future__ import annotations
@@ -25,25 +25,6 @@ class SerializeType(IntEnum):
 
     JSON = 0
     ROCKETMQ = 1
-
-
-class LanguageCode(IntEnum):
-    """A peer's programming language. It is only shown in lists of connections."""
-
-    JAVA = 0
-    CPP = 1
-    DOTNET = 2
-    PYTHON = 3
-    DELPHI = 4
-    ERLANG = 5
-    RUBY = 6
-    OTHER = 7
-    HTTP = 8
-    GO = 9
-    PHP = 10
-    OMS = 11
-    RUST = 12
-    NODE_JS = 13
 
 
 class RequestCode(IntEnum):

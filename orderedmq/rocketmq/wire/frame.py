@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from orderedmq.conditions import ProtocolCondition
 from orderedmq.errors import ProtocolError
-from orderedmq.rocketmq.wire.codes import FLAG_ONEWAY, FLAG_RESPONSE, VERSION, LanguageCode, SerializeType
+from orderedmq.rocketmq.wire.codes import FLAG_ONEWAY, FLAG_RESPONSE, VERSION, SerializeType
 
 #: The size of the largest frame to send, in bytes. A server that receives a larger frame silently closes the connection
 #: (``com.rocketmq.remoting.frameMaxLength``).
@@ -43,9 +43,6 @@ _SHORT = struct.Struct(">h")
 #: The fixed fields of a ROCKETMQ header: code, language, version, opaque, flag.
 _FIXED = struct.Struct(">hbhii")
 _INT32 = range(-(2**31), 2**31)
-#: Languages are only displayed, so an unknown language counts as OTHER.
-_LANGUAGES = {int(language): language for language in LanguageCode}
-_LANGUAGE_NAMES = {language.name: language for language in LanguageCode}
 
 #: One encoder for all headers, because json.dumps with these settings would make a new encoder for each header.
 _json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
@@ -64,7 +61,6 @@ class RemotingCommand:
     ext: Mapping[str, str] = field(default_factory=dict)
     body: Bytes = b""
     version: int = VERSION
-    language: LanguageCode = LanguageCode.PYTHON
 
     @property
     def is_response(self) -> bool:
@@ -82,7 +78,7 @@ def encode_parts(command: RemotingCommand) -> tuple[bytes, Bytes]:
     """
     header: dict[str, Any] = {
         "code": int(command.code),
-        "language": command.language.name,
+        "language": "PYTHON",
         "version": command.version,
         "opaque": command.opaque,
         "flag": command.flag,
@@ -235,7 +231,6 @@ def _json_header(view: memoryview) -> RemotingCommand:
         ext,
         b"",
         _int32(header, "version", 0),
-        _LANGUAGE_NAMES.get(str(header.get("language", "JAVA")), LanguageCode.OTHER),
     )
 
 
@@ -291,7 +286,7 @@ def _ext_text(name: str, value: object) -> str:
 
 def _binary_header(view: memoryview) -> RemotingCommand:
     try:
-        code, language, version, opaque, flag = _FIXED.unpack_from(view)
+        code, _, version, opaque, flag = _FIXED.unpack_from(view)
         remark, at = _text(view, _FIXED.size, len(view), _INT)
         (ext_length,) = _INT.unpack_from(view, at)
         at += 4
@@ -307,7 +302,7 @@ def _binary_header(view: memoryview) -> RemotingCommand:
         raise ProtocolError(ProtocolCondition.PROTOCOL, f"a header of {len(view)} bytes ends inside a field") from None
     except UnicodeDecodeError as error:
         raise ProtocolError(ProtocolCondition.PROTOCOL, f"a header's text is not UTF-8: {error.reason}") from None
-    return RemotingCommand(code, opaque, flag, remark or None, ext, b"", version, _LANGUAGES.get(language, LanguageCode.OTHER))
+    return RemotingCommand(code, opaque, flag, remark or None, ext, b"", version)
 
 
 def _text(view: memoryview, at: int, end: int, length: struct.Struct) -> tuple[str, int]:
