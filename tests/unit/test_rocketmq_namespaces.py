@@ -117,7 +117,7 @@ def test_answers_have_the_users_names_and_no_other_namespaces() -> None:
         (message_requests.topic_list(), {"topicList": [1]}),
         (message_requests.topic_list(), {"topicList": "ab"}),
         (admin_requests.groups(), {"subscriptionGroupTable": [1]}),
-        (group_requests.consumer_connections("billing"), {"subscriptionTable": [1]}),
+        (group_requests.subscriptions("billing"), {"subscriptionTable": [1]}),
         (group_requests.all_consumer_offsets(), {"offsetTable": [1]}),
     ],
 )

@@ -6,7 +6,6 @@ batch, hashes of tags as in Java, and a code that a Proxy or a VIP port does not
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from typing import Any
 
@@ -52,7 +51,7 @@ REQUESTS: list[tuple[Request[Any], str]] = [
     (group_requests.heartbeat("me", "g", [TopicSubscription("T")], version=1), ""),
     (group_requests.unregister("me", "g"), "clientID"),
     (group_requests.consumer_list("g"), "consumerGroup"),
-    (group_requests.consumer_connections("g"), "consumerGroup"),
+    (group_requests.subscriptions("g"), "consumerGroup"),
     (group_requests.check_client_config("me", "g", TopicSubscription("T", "a > 1", "SQL92")), ""),
     (group_requests.lock("g", "me", [QUEUE]), ""),
     (group_requests.unlock("g", "me", [QUEUE]), ""),
@@ -319,15 +318,10 @@ def test_lists_of_members_are_parsed() -> None:
     assert answer(members, 1, None) == ()
     with pytest.raises(RocketMQError, match="boom"):
         answer(members, 1, "boom")
-    connections = group_requests.consumer_connections("g")
-    found = answer(
-        connections,
-        body=b'{"connectionSet":[{"clientId":"b","clientAddr":"h:1","language":"JAVA","version":479}],"consumeType":"CONSUME_PASSIVELY",'
-        b'"messageModel":"CLUSTERING","subscriptionTable":{"T":{"topic":"T","subString":"x"}}}',
-    )
-    assert [dataclasses.astuple(member) for member in found.members] == [("b", "h:1", "JAVA", 479)]
-    assert found.subscriptions == {"T": TopicSubscription("T", "x")}
-    assert answer(connections, 206).members == ()
+    subscriptions = group_requests.subscriptions("g")
+    body = b'{"connectionSet":[{"clientId":"b"}],"subscriptionTable":{"T":{"topic":"T","subString":"x"}}}'
+    assert answer(subscriptions, body=body) == {"T": TopicSubscription("T", "x")}
+    assert answer(subscriptions, 206) == {}
 
 
 def test_lock_requests_and_answers_are_encoded() -> None:

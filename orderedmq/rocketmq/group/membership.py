@@ -349,10 +349,8 @@ class Directory:
         read: dict[str, TopicSubscription] = {}
         for address in brokers:
             with contextlib.suppress(RocketMQError):
-                connections = self._client.call_address(
-                    address, group_requests.consumer_connections(group), Deadline.after(_TIMEOUT)
-                )
-                read.update(connections.subscriptions)
+                reply = self._client.call_address(address, group_requests.subscriptions(group), Deadline.after(_TIMEOUT))
+                read.update(reply)
         theirs = {topic: subscription for topic, subscription in read.items() if not topic.startswith(RETRY_PREFIX)}
         for their in theirs.values():
             own = TopicSubscription(their.topic, mine.filter, mine.filter_type)

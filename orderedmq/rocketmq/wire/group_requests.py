@@ -203,56 +203,22 @@ def consumer_list(group: str) -> Request[tuple[str, ...]]:
     )
 
 
-@dataclass(frozen=True)
-class ConsumerConnection:
-    """A member of a group, as a broker describes it."""
+def subscriptions(group: str) -> Request[dict[str, TopicSubscription]]:
+    """Request the group's subscriptions by topic (203). There are none if the group has no members."""
 
-    client_id: str
-    address: str
-    language: str
-    version: int
-
-
-@dataclass(frozen=True)
-class ConsumerConnections:
-    """A group's members at a broker, and the group's subscriptions by topic."""
-
-    members: tuple[ConsumerConnection, ...]
-    subscriptions: dict[str, TopicSubscription]
-
-
-def consumer_connections(group: str) -> Request[ConsumerConnections]:
-    """Request the members with their addresses, and the group's subscriptions (203). Both are empty if there are no members."""
-
-    def parse(response: RemotingCommand) -> ConsumerConnections:
+    def parse(response: RemotingCommand) -> dict[str, TopicSubscription]:
         if response.code != _SUCCESS:
-            return ConsumerConnections((), {})
-        fields = loads_object(response.body)
-        members = [_connection(member) for member in field(fields, "connectionSet", list, [])]
-        table = field(fields, "subscriptionTable", dict, {})
-        return ConsumerConnections(
-            tuple(sorted(members, key=lambda member: member.client_id)),
-            {topic: topic_subscription(topic, data) for topic, data in table.items() if isinstance(data, dict)},
-        )
+            return {}
+        table = field(loads_object(response.body), "subscriptionTable", dict, {})
+        return {topic: topic_subscription(topic, data) for topic, data in table.items() if isinstance(data, dict)}
 
     return Request(
         RequestCode.GET_CONSUMER_CONNECTION_LIST,
-        f"request for the connections of group {group}",
+        f"request for the subscriptions of group {group}",
         f"group {group!r}",
         parse,
         {"consumerGroup": group},
         accepts=frozenset((_SUCCESS, ResponseCode.CONSUMER_NOT_ONLINE)),
-    )
-
-
-def _connection(fields: Any) -> ConsumerConnection:
-    if not isinstance(fields, dict):
-        raise ProtocolError(ProtocolCondition.PROTOCOL, f"a member's connection is malformed: {str(fields)[:100]!r}")
-    return ConsumerConnection(
-        field(fields, "clientId", str),
-        field(fields, "clientAddr", str, ""),
-        field(fields, "language", str, ""),
-        field(fields, "version", int, 0),
     )
 
 

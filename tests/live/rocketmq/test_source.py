@@ -187,8 +187,8 @@ def test_a_query_that_filters_otherwise_than_a_java_member_of_its_group_is_refus
             with pytest.raises(GroupError, match=r"ORDEREDMQ_GROUP.DISAGREES.*10\.0\.0\.1@1#2") as caught:
                 rig.run(tags=mine, assignment="shared", lockTimeout="1s")
             assert f"TAG {theirs!r}" in str(caught.value)
-            connections = java.call_address(rig.cluster.broker.address, group_requests.consumer_connections(rig.group), soon())
-            assert connections.subscriptions[rig.source].expression == theirs, "the group's filter must not change"
+            subscriptions = java.call_address(rig.cluster.broker.address, group_requests.subscriptions(rig.group), soon())
+            assert subscriptions[rig.source].expression == theirs, "the group's filter must not change"
 
 
 # -- a group that others have moved -----------------------------------------------------------------------------------------------
