@@ -10,9 +10,8 @@ import contextlib
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
-from itertools import zip_longest
 from typing import Final, TypeVar
 
 import numpy as np
@@ -41,7 +40,6 @@ from orderedmq.rocketmq.messages.sender import Sender, sent_in_part
 from orderedmq.rocketmq.messages.topic_anchor import find_anchor, is_same_topic, message_at, parse_anchor
 from orderedmq.rocketmq.net import checks
 from orderedmq.rocketmq.net.client import NAMESERVER_TIMEOUT, Client
-from orderedmq.rocketmq.net.connection import Pending
 from orderedmq.rocketmq.net.deadline import REQUEST_TIMEOUT, RETRY, Deadline, leaves_attempt
 from orderedmq.rocketmq.net.fan_out import ask_queues, existing, holds
 from orderedmq.rocketmq.wire import message_requests, rights
@@ -114,36 +112,18 @@ class RocketMQLog(Log):
                 self._client.refuse_proxy("a list of topics, which the option topicPattern needs (the option topic does not),")
             raise
         names = user_topics(listed, self._client.cluster(deadline))
-        return [_info(name, route.reading_list(), route) for name, route in self._routes(names)]
-
-    def _routes(self, names: Sequence[str]) -> Iterator[tuple[str, Route]]:
-        """Request all routes at the same time, and yield those of topics that exist and are not static."""
-        deadline = Deadline.after(REQUEST_TIMEOUT)
-        sent: list[Pending[Route]] = []
-        try:
-            connection = self._client.connection(self._client.nameservers[0], Deadline.after(NAMESERVER_TIMEOUT), wait=False)
-            sent = [connection.send(message_requests.topic_route(name), deadline) for name in names]
-        except RocketMQUnavailableError:
-            pass
-        for name, pending in zip_longest(names, sent):
+        topics = []
+        for name in names:
             try:
-                route = self._await_route(name, pending)
+                route = self.route(name)
             except TopicError:
                 continue
             except RocketMQError as error:
                 if error.sub != RocketMQCondition.STATIC_TOPIC:
                     raise
                 continue
-            yield name, route
-
-    def _await_route(self, name: str, pending: Pending[Route] | None) -> Route:
-        """Return the answer of ``pending``. If it has no route, call `route` and raise its errors."""
-        if pending is not None:
-            try:
-                return pending.result()
-            except (RocketMQUnavailableError, TopicError):
-                self._confirmed.pop(name, None)
-        return self.route(name)
+            topics.append(_info(name, route.reading_list(), route))
+        return topics
 
     def topic(self, name: str) -> TopicInfo:
         return _info(name, self.queues(name), self.route(name))
