@@ -123,6 +123,7 @@ def test_any_answer_is_read_or_a_protocol_error(request: Request[Any], ext: dict
         (1, "boom", RocketMQError, "ORDEREDMQ_ROCKETMQ.SERVER_ERROR", False),
         (1, "org.apache.rocketmq.acl.common.AclException: no", RocketMQError, "ORDEREDMQ_ROCKETMQ.NO_PERMISSION", False),
         (1, "connect to 127.0.0.1:9876 failed", RocketMQUnavailableError, "ORDEREDMQ_ROCKETMQ.UNREACHABLE", True),
+        (1, "request is not implemented in LocalMessageService", RocketMQError, "ORDEREDMQ_ROCKETMQ.NOT_SUPPORTED", False),
         (1, "name server not ready", RocketMQUnavailableError, "ORDEREDMQ_ROCKETMQ.UNAVAILABLE", True),
         (2, "[REJECTREQUEST]busy", RocketMQUnavailableError, "ORDEREDMQ_ROCKETMQ.BUSY", True),
         (13, None, RocketMQError, "ORDEREDMQ_ROCKETMQ.MESSAGE_ILLEGAL", False),

@@ -4,21 +4,17 @@ A Proxy's remoting port passes on the requests of producers and consumers, but n
 (RemotingProtocolServer.registerRemotingServer). In its routes, every broker has the Proxy's address, so each request names its
 broker. A Proxy does not answer a request for the cluster's brokers, so they are taken from the route of a topic that exists at every
 broker.
-
-A Proxy in local mode passes nothing on (LocalMessageService.request), although it answers requests for routes. It runs inside a broker
-that has its own port, so clients do not need it.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final, NoReturn, Protocol, TypeVar
 
-from orderedmq.conditions import RocketMQCondition, UnavailableCondition
-from orderedmq.errors import OrderedMQError, RocketMQError, RocketMQUnavailableError, TopicError
-from orderedmq.model import MessageQueue
-from orderedmq.rocketmq.wire.message_requests import cluster_info, max_offset, topic_route
+from orderedmq.conditions import RocketMQCondition
+from orderedmq.errors import RocketMQError, TopicError
+from orderedmq.rocketmq.wire.message_requests import cluster_info, topic_route
 from orderedmq.rocketmq.wire.request import Request
 from orderedmq.rocketmq.wire.route import BrokerData, ClusterInfo
 
@@ -33,11 +29,6 @@ HOLDS_BACK: Final = 6.0
 UNWRITTEN: Final = 64 * 1024
 #: The maximum bytes of an answer in addition to its body: its header, and the bytes that Netty counts for each waiting write.
 ANSWER_OVERHEAD: Final = 512
-
-_LOCAL_MODE: Final = (
-    "namesrvAddr (--namesrv) leads to a RocketMQ Proxy in local mode, which passes no requests on. Name the nameserver's address instead "
-    "(usually port 9876), or run the Proxy in cluster mode"
-)
 
 T = TypeVar("T")
 
@@ -56,12 +47,8 @@ class Ask(Protocol):
     def __call__(self, request: Request[T], /) -> T: ...
 
 
-def find_cluster(ask: Ask, proxied: bool | None, try_broker: Ask) -> ClusterInfo:
-    """Return every broker. ``proxied`` says whether the server is a Proxy; None if that is not known.
-
-    ``try_broker`` is ``ask`` with a short time limit, because a Proxy does not answer requests for a broker that is away. Raises
-    RocketMQError NOT_SUPPORTED for a Proxy in local mode, RocketMQUnavailableError if no broker answers, and the errors of ``ask``.
-    """
+def find_cluster(ask: Ask, proxied: bool | None) -> ClusterInfo:
+    """Return every broker. ``proxied`` says whether the server is a Proxy; None if that is not known. Raises the errors of ``ask``."""
     if not proxied:
         try:
             return ask(cluster_info())
@@ -72,37 +59,10 @@ def find_cluster(ask: Ask, proxied: bool | None, try_broker: Ask) -> ClusterInfo
     # The topic is missing while the Proxy's nameserver knows no broker, as after a restart.
     with contextlib.suppress(TopicError):
         brokers = ask(topic_route(AT_EVERY_BROKER)).brokers
-    if not proxied:
-        _refuse_local_mode(try_broker, sorted(brokers))
     clusters: dict[str, tuple[str, ...]] = {}
     for name, broker in sorted(brokers.items()):
         clusters[broker.cluster] = (*clusters.get(broker.cluster, ()), name)
     return ClusterInfo(brokers, clusters, behind_proxy=True)
-
-
-def _refuse_local_mode(ask: Ask, brokers: Sequence[str]) -> None:
-    """Raise RocketMQError NOT_SUPPORTED if the Proxy answers a test request with an error, as in local mode.
-
-    Raises RocketMQUnavailableError if it answers for no broker: all are away, or it is in local mode.
-    """
-    silent: OrderedMQError | None = None
-    for name in brokers:
-        try:
-            ask(max_offset(MessageQueue(AT_EVERY_BROKER, name, 0)))
-            return
-        except (RocketMQUnavailableError, TopicError) as error:
-            # Some Proxies say that a broker that they do not know is no topic.
-            silent = error
-        except RocketMQError as error:
-            if error.denied:
-                # A broker refused the request, or a Proxy that checks accounts did. Neither is a sign of local mode.
-                return
-            raise RocketMQError(RocketMQCondition.NOT_SUPPORTED, f"{_LOCAL_MODE}: {error.message}") from None
-    if silent is not None:
-        raise RocketMQUnavailableError(
-            UnavailableCondition.NO_BROKER,
-            f"no request reaches a broker through the RocketMQ Proxy: {', '.join(brokers)} may be away, or {_LOCAL_MODE}: {silent.message}",
-        )
 
 
 def raise_not_through_proxy(what: str) -> NoReturn:

@@ -237,18 +237,11 @@ class Client:
             cached.stale = True
 
     def cluster(self, deadline: float) -> ClusterInfo:
-        """Return every broker that one nameserver knows.
-
-        Raises RocketMQUnavailableError; for a Proxy in local mode, RocketMQError NOT_SUPPORTED.
-        """
-
-        def try_broker(request: Request[T]) -> T:
-            return self.call_nameserver(request, min(deadline, Deadline.after(NAMESERVER_TIMEOUT)))
-
+        """Return every broker that one nameserver knows. Raises RocketMQUnavailableError."""
         failures = 0
         while True:
             try:
-                cluster = behind_proxy.find_cluster(partial(self.call_nameserver, deadline=deadline), self._proxied, try_broker)
+                cluster = behind_proxy.find_cluster(partial(self.call_nameserver, deadline=deadline), self._proxied)
             except RocketMQUnavailableError as error:
                 failures += 1
                 self._endpoints.pause(RETRY.delay(failures, random.random()), deadline, error)

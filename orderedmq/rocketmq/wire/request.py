@@ -154,6 +154,9 @@ def refusal(request: Request[T], response: RemotingCommand, server: str) -> Orde
             code = ResponseCode.NO_PERMISSION
         elif "name server not ready" in remark:
             code = ResponseCode.SERVICE_NOT_AVAILABLE
+        elif "LocalMessageService" in remark:
+            # A Proxy in local mode passes nothing on. It runs inside a broker that has its own port.
+            code = ResponseCode.REQUEST_CODE_NOT_SUPPORTED
     match code:
         case ResponseCode.NO_PERMISSION if FORBIDDEN.match(remark):
             return not_readable(request.what.removeprefix("pull from "), answer)
