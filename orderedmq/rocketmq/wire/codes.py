@@ -28,7 +28,7 @@ class SerializeType(IntEnum):
 
 
 class RequestCode(IntEnum):
-    """The codes of requests. Brokers send 39, 40, 220, 221, 307, 309 and 326 to their clients."""
+    """The codes of requests. Brokers send 40 and 307 to their clients; other requests of brokers are refused."""
 
     PULL_MESSAGE = 11
     QUERY_MESSAGE = 12
@@ -42,7 +42,6 @@ class RequestCode(IntEnum):
     HEART_BEAT = 34
     UNREGISTER_CLIENT = 35
     GET_CONSUMER_LIST_BY_GROUP = 38
-    CHECK_TRANSACTION_STATE = 39
     NOTIFY_CONSUMER_IDS_CHANGED = 40
     LOCK_BATCH_MQ = 41
     UNLOCK_BATCH_MQ = 42
@@ -58,13 +57,9 @@ class RequestCode(IntEnum):
     DELETE_SUBSCRIPTIONGROUP = 207
     DELETE_TOPIC_IN_BROKER = 215
     DELETE_TOPIC_IN_NAMESRV = 216
-    RESET_CONSUMER_CLIENT_OFFSET = 220
-    GET_CONSUMER_STATUS_FROM_CLIENT = 221
     GET_CONSUMER_RUNNING_INFO = 307
-    CONSUME_MESSAGE_DIRECTLY = 309
     SEND_MESSAGE_V2 = 310
     SEND_BATCH_MESSAGE = 320
-    PUSH_REPLY_MESSAGE_TO_CLIENT = 326
     GET_TOPIC_CONFIG = 351
 
 
