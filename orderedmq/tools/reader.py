@@ -95,14 +95,12 @@ class Arrival(NamedTuple):
 class Part(NamedTuple):
     """Chosen messages that precede all messages that are not read yet, in the order of arrival.
 
-    ``stored``: the time of each message in this order. ``next``: no later than the next message, None at the end. ``searched``: how many
-    messages were read until now.
+    ``stored``: the time of each message in this order. ``next``: no later than the next message, None at the end.
     """
 
     rows: pa.RecordBatch
     stored: Int64s
     next: Arrival | None
-    searched: int
 
 
 def ranges(
@@ -177,12 +175,10 @@ def by_arrival(log: Log, spans: Ranges, selection: Selection, step: int = PULL_R
         (Arrival(_UNREAD, queue, begin), min(step, PULL_ROWS)) for queue, (begin, end) in sorted(spans.items()) if begin < end
     ]
     held: dict[MessageQueue, list[tuple[Int64s, pa.RecordBatch]]] = {place.queue: [] for place, _ in reading}
-    searched = 0
     while reading:
         (latest, queue, begin), rows = heapq.heappop(reading)
         end = spans[queue].end
         batch = next(pulls(log, queue, begin, end, rows, most_bytes, selection.pulled))
-        searched += batch.num_rows
         stored = np.maximum.accumulate(np.maximum(batch["store_timestamp"].cast(pa.int64()).to_numpy(), latest))
         if begin + batch.num_rows < end:
             place = Arrival(int(stored[-1]), queue, begin + batch.num_rows)
@@ -193,7 +189,7 @@ def by_arrival(log: Log, spans: Ranges, selection: Selection, step: int = PULL_R
         held[queue].append((stored, batch))
         horizon = reading[0][0] if reading else None
         if horizon is None or horizon.stored != _UNREAD:
-            yield Part(*_released(held, horizon), horizon, searched)
+            yield Part(*_released(held, horizon), horizon)
 
 
 def _released(

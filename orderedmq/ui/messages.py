@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -25,7 +24,7 @@ from orderedmq.schema import MESSAGE_SCHEMA
 from orderedmq.tools.readable import body_fields, body_text, escaped
 from orderedmq.tools.reader import PULL_ROWS, Arrival, Ranges, Row, Selection, batches, by_arrival, ranges, rows
 from orderedmq.ui.pages import ROWS, number_of
-from orderedmq.ui.site import MOST_BODY, Site, topic_url
+from orderedmq.ui.site import MOST_BODY, Site, stored, topic_url
 
 #: Seconds after which a search stops and shows the messages found so far.
 PATIENCE: Final = 3.0
@@ -178,33 +177,26 @@ def _of_queue(log: Log, query: _Query, queue: MessageQueue) -> dict[str, Any]:
 def _searched(log: Log, query: _Query, queues: Sequence[MessageQueue]) -> dict[str, Any]:
     until = time.monotonic() + PATIENCE
     since = query.after if query.after is not None else _since(query.time)
-    result = search(log, queues, query.key or None, since, ROWS, lambda: time.monotonic() < until)
+    matches, following = search(log, queues, query.key or None, since, ROWS, lambda: time.monotonic() < until)
     what = f"Messages of key {query.key!r}" if query.key else "Messages"
     where = f"queue {query.queue}" if query.queue else f"all {len(queues)} queues" if len(queues) > 1 else "the queue"
     return {
-        "rows": result.rows,
+        "rows": matches,
         "what": f"{what} in {where}, in the order of arrival",
-        "later": _later(query, result),
-        "note_of_search": _note(result),
+        "later": None if following is None else _later(query, following),
+        "note_of_search": ""
+        if following is None
+        else f"Messages from {stored(following.stored)} UTC on were not searched yet.",
     }
-
-
-@dataclass(frozen=True)
-class Found:
-    """The results of a search, in order. ``next``: where to resume, None if the search reached the end. ``searched``: messages read."""
-
-    rows: list[Row]
-    next: Arrival | None
-    searched: int
 
 
 def search(
     log: Log, queues: Sequence[MessageQueue], key: str | None, since: int | Arrival | None, most: int, go_on: Callable[[], bool]
-) -> Found:
-    """Return up to ``most`` messages of these queues in the order of their arrival. ``key`` None: messages of all sharding keys.
+) -> tuple[list[Row], Arrival | None]:
+    """Return up to ``most`` messages of these queues in the order of their arrival, and where to resume (None at the end).
 
-    ``since``: a time in µs since 1970, or the `Found.next` of an earlier search. ``go_on`` is called between two pulls: when it
-    returns False, the search ends with the results that are complete so far.
+    ``key`` None: messages of all sharding keys. ``since``: a time in µs since 1970, or where an earlier search ended. ``go_on`` is called
+    between two pulls: when it returns False, the search ends with the results that are complete so far.
     """
     spans = {queue: OffsetRange(_begin(log, queue, at, since), at.max_offset) for queue, at in log.bounds(list(queues)).items()}
     matches = list[Row]()
@@ -214,10 +206,10 @@ def search(
         matches += messages[:left]
         if len(messages) > left:
             following = messages[left]
-            return Found(matches, Arrival(int(part.stored[left]), following["queue"], following["queue_offset"]), part.searched)
+            return matches, Arrival(int(part.stored[left]), following["queue"], following["queue_offset"])
         if part.next is None or not go_on():
-            return Found(matches, part.next, part.searched)
-    return Found(matches, None, 0)
+            return matches, part.next
+    return matches, None
 
 
 def _begin(log: Log, queue: MessageQueue, at: QueueBounds, since: int | Arrival | None) -> int:
@@ -232,20 +224,8 @@ def _begin(log: Log, queue: MessageQueue, at: QueueBounds, since: int | Arrival 
     return log.offset_at(queue, since.stored + (queue < since.queue))
 
 
-def _later(query: _Query, result: Found) -> str | None:
-    if result.next is None:
-        return None
-    place, queue = result.next, result.next.queue
+def _later(query: _Query, place: Arrival) -> str:
+    queue = place.queue
     chosen = {} if query.queue is None else {"broker": query.queue.broker_name, "queue": query.queue.queue_id}
     where = {"after": place.stored, "at_broker": queue.broker_name, "at_queue": queue.queue_id, "at_offset": place.offset}
     return topic_url(queue.topic, "/messages", **chosen, key=query.key, **where)
-
-
-def _note(result: Found) -> str:
-    text = f"{result.searched:,} messages were searched"
-    if result.next is None:
-        return f"{text}, up to the end."
-    if len(result.rows) == ROWS:
-        return f"{text}. There may be more results."
-    when = datetime.fromtimestamp(result.next.stored / 1e6, UTC).strftime("%Y-%m-%d %H:%M:%S")
-    return f"{text} in {PATIENCE:.0f} s, up to {when} UTC. Later messages were not searched yet."

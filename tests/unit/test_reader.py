@@ -81,10 +81,9 @@ def test_searches_that_go_on_find_each_message_once_in_the_order_of_arrival(
     found: list[Row] = []
     since: Arrival | None = None
     for _ in range(400):
-        part = search(broker.log, queues, key, since, most, lambda: patient)
-        assert len(part.rows) <= most
-        found += part.rows
-        since = part.next
+        part, since = search(broker.log, queues, key, since, most, lambda: patient)
+        assert len(part) <= most
+        found += part
         if since is None:
             break
     assert since is None
