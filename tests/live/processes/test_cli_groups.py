@@ -549,7 +549,7 @@ def test_top_without_a_terminal_looks_once(run: Run, text: Run, broker: Broker) 
         ("h", 1, 3, 0, None, None, None),
     ]
     assert [row["group"] for row in run("top", "h", "--once")] == ["h"]
-    assert re.search(r"1,?0*\s.* query ", text("top"))
+    assert re.search(r"1,?0*\s.* query@", text("top"))
     for bad in ("0s", "50ms", "often"):
         assert "option --interval" in run("top", "--interval", bad, code=2)
 
