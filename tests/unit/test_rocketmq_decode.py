@@ -173,6 +173,25 @@ def test_messages_of_many_producers_take_the_fast_way() -> None:
     assert not same(responses(twice, 5), everything("properties"))
 
 
+@pytest.mark.parametrize(
+    "properties",
+    [
+        b"TAGS\x01\x02a\x01b\x02",
+        b"TAGS\x01t\x02\x02",
+        b"\x02TAGS\x01t\x02",
+        b"TAGS\x01t\x01u\x02",
+        b"TAGS\x01t\x02u\x02",
+        b"TAGS",
+        b"\x01t\x02",
+    ],
+)
+def test_irregular_properties_of_one_message_are_left_to_the_exact_parser(properties: bytes) -> None:
+    for place in (0, 20, 39):
+        messages = [usual(number) for number in range(40)]
+        messages[place] = replace(messages[place], properties=properties)
+        assert not same(responses(messages, 8), everything("tags", "keys"))
+
+
 @RELAXED
 @given(
     st.lists(st.one_of(PLAIN, PLAIN, PLAIN, ODD), max_size=40),

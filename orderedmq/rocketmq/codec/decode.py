@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from orderedmq.model import MAX_OFFSET, MessageQueue
-from orderedmq.rocketmq.codec.decode_properties import columns_of, cut_by_template, find_entries, maps_of, strings
+from orderedmq.rocketmq.codec.decode_properties import columns_of, find_entries, maps_of
 from orderedmq.rocketmq.codec.gather import (
     Bytes,
     Int64s,
@@ -257,17 +257,14 @@ class _Columns:
         if not texts and "properties" not in columns:
             return {}
         names = tuple(_PROPERTY_OF[name] for name in texts)
-        entries = None
-        values = None if "properties" in columns else self._by_template(names)
-        if values is None:
-            entries = find_entries(self._texts())
-            if entries is None:
-                return None
-            values = columns_of(entries, names, self.malformed)
+        entries = find_entries(self._texts())
+        if entries is None:
+            return None
+        values = columns_of(entries, names, self.malformed)
         arrays: dict[str, pa.Array] = {name: values[_PROPERTY_OF[name]] for name in texts}
         if "message_id" in arrays:
             arrays["message_id"] = self._message_id(arrays["message_id"])
-        if entries is not None and "properties" in columns:
+        if "properties" in columns:
             maps = maps_of(entries, self.malformed)
             if maps is None:
                 return None
@@ -286,18 +283,6 @@ class _Columns:
                 data[bounds[1:] - 1] = VALUE_END[0]
                 return texts
         return gather(self._buffer, begins, ends, pa.binary(), order=self._order)
-
-    def _by_template(self, names: tuple[str, ...]) -> dict[str, pa.Array] | None:
-        """Return the values of each name if all messages fit one `Template`; otherwise None."""
-        begins, ends = self._records.properties_begins, self._records.properties_ends
-        cut = cut_by_template(self._data, begins, ends, [name.encode() for name in names], self._order)
-        if cut is None:
-            return None
-        values = {}
-        for name in names:
-            values[name], rows = strings(cut[name.encode()])
-            self.malformed.update(rows.tolist())
-        return values
 
     def _column(self, name: str, most_bytes: int) -> pa.Array | None:
         match name:

@@ -109,15 +109,6 @@ def equal_to(data: Bytes, begins: Int64s, text: bytes) -> npt.NDArray[np.bool_]:
     return equal
 
 
-def first_unequal(data: Bytes, begins: Int64s, text: bytes) -> int | None:
-    """Return the first index in ``begins`` at which ``data`` does not have ``text``; None if all have it. See `equal_to`."""
-    values = at_every_byte(data, f"V{len(text)}")[begins]
-    if values.tobytes() == text * len(begins):
-        return None
-    different = values.view(np.uint8).reshape(-1, len(text)) != np.frombuffer(text, dtype=np.uint8)
-    return int(np.argmax(different.any(axis=1)))
-
-
 def all_equal_to(data: Bytes, begins: Int64s, text: bytes) -> bool:
     """Return whether ``data`` has ``text`` at all of ``begins``. See `equal_to`."""
     return at_every_byte(data, f"V{len(text)}")[begins].tobytes() == text * len(begins)
