@@ -679,7 +679,7 @@ def test_a_reader_that_is_stopped_keeps_the_log_only_while_it_is_stopped(
         for _ in range(bytes_written // 20_000):
             broker.log.append({queue: rows([b"x" * 20_000])})
 
-    write(4 * wal.LIMIT)
+    write(5 * wal.LIMIT)
     assert wal.size(path) > 4 * wal.LIMIT
     if end == "killed":
         reader.kill()
