@@ -18,7 +18,6 @@ from orderedmq.tools.readable import size
 
 if TYPE_CHECKING:
     from orderedmq.demo.play import Demo, Progress
-    from orderedmq.demo.result import Result
     from orderedmq.tools.audit import Audit
 
 app = commands("")
@@ -89,17 +88,16 @@ def demo(
     )
     play.tidy()
     audit = _step(shell, "auditing", play.audit)
-    result = play.verify()
-    good, absent = audit.ok and not result.different, audit.lost + audit.not_yet
     _tell(
         shell,
         "audited",
-        audit.to_dict() | asdict(result) | {"ok": good},
-        f"{absent:,} lost, {audit.duplicated:,} duplicated, {audit.out_of_order:,} out of order, of {audit.expected.messages:,} events",
+        audit.to_dict(),
+        f"{audit.lost + audit.not_yet:,} lost, {audit.duplicated:,} duplicated, {audit.out_of_order:,} out of order, "
+        f"of {audit.expected.messages:,} events",
         None,
     )
-    _close(shell, play, audit, result)
-    if not good:
+    _close(shell, play, audit)
+    if not audit.ok:
         raise typer.Exit(REFUSED)
 
 
@@ -114,23 +112,17 @@ def _tell(shell: Shell, step: str, facts: dict[str, Any], text: str, seconds: fl
     shell.done({"step": step, **facts}, f"  {step:<10}{text}{took}")
 
 
-def _close(shell: Shell, play: Demo, audit: Audit, result: Result) -> None:
-    same = result.messages - result.different
-    legs, chain = result.most_legs, result.longest_chain
+def _close(shell: Shell, play: Demo, audit: Audit) -> None:
     size_on_disk = sum(file.stat().st_size for file in play.folder.rglob("*") if file.is_file())
-    examples = "".join(f"\n             {e.kind}: {e.side} {e.where}, key {e.key}, {e.id}" for e in audit.examples)
+    examples = "".join(f"{' ' * 12}{e.kind}: {e.side} {e.where}, key {e.key}, {e.id}\n" for e in audit.examples)
     endpoint = play.endpoint
     command_line = f"orderedmq --path '{endpoint}'" if endpoint.embedded else f"orderedmq --namesrv '{endpoint}'"
+    # The aircraft has the most events, and is among the first thousand.
     shell.say(
-        f"{' ' * 12}{same:,} of {result.messages:,} results equal those of an uninterrupted run{examples}\n\n"
-        f"  {legs['tailnum']} left New York most often: {legs['leg']} times.\n"
-        f"  {result.late:,} departures were 15 minutes late or more, {result.late_brought_along / max(result.late, 1):.0%} of them because the "
-        "aircraft came in late.\n"
-        f"  Longest chain: {chain['tailnum']} left late {chain['chain']} times in a row until {chain['actual'][:10]} and brought "
-        f"{chain['chain_minutes']:,} minutes along.\n\n"
+        f"{examples}\n"
         f"Look further:\n"
         f"  {command_line} topic list\n"
-        f"  {command_line} peek turnarounds --key {chain['tailnum']} --last 20\n"
+        f"  {command_line} peek turnarounds --key N725MQ --last 20\n"
         f"  {command_line} group describe turnarounds\n"
         f"  {command_line} audit flights turnarounds --id-field id\n"
         f"Spark's log is {play.log}. All files are in {play.folder} ({size(size_on_disk)}). Remove it when you are done."

@@ -20,7 +20,6 @@ from orderedmq.broker import Broker
 from orderedmq.conditions import DemoCondition
 from orderedmq.connections import reach
 from orderedmq.demo import IN, OUT, flights
-from orderedmq.demo.result import Result, verify
 from orderedmq.endpoint import Endpoint
 from orderedmq.errors import ErrorOf, TopicError
 from orderedmq.java import ensure_java
@@ -170,11 +169,6 @@ class Demo:
                 progress(read, expected.messages + actual.messages)
 
             return audit(expected, actual, progress=count)
-
-    def verify(self) -> Result:
-        """Compare the job's output with the output of a single pass without Spark. The result also has figures to show."""
-        with reach(self.endpoint) as broker:
-            return verify(broker.log)
 
     def tidy(self) -> None:
         """Remove Spark's own files. The store, the checkpoint and the log stay."""
