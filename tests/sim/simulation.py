@@ -402,7 +402,9 @@ class Simulation:
         queue = self.random.choice(self.world.queues)
         due = [one.ticket.due for one in self.world.lots.live(queue) if one.ticket is not None]
         left = min((at - self.world.milliseconds() for at in due if at > self.world.milliseconds()), default=0) / 1000
-        self.world.advance(min(left, 130.0) + self.random.choice((0.0, 0.0, 10.0, 30.0)))
+        seconds = min(left, 130.0) + self.random.choice((0.0, 0.0, 10.0, 30.0))
+        # Without faults, a broker answers a request for locks before these locks end.
+        self.world.advance(min(seconds, LOCK_LIFE / 3) if self.scenario.calm and self.depth else seconds)
 
     def _order(self) -> None:
         """Let an operator give a command for a parked key."""
