@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from ordered_source.columns import LotPlan
 from ordered_source.listener.settled import NO_PROGRESS, Settled
-from orderedmq.errors import StoreError
+from orderedmq.errors import DataLossError, StoreError
 from orderedmq.listening.engine import (
     Batch,
     CheckLock,
@@ -161,6 +161,10 @@ class KeyTask(Task):
             super().step(random)
         except Killed:
             self.retry()
+        except DataLossError:
+            # The attempt could not read its part of the lot, so it has not begun.
+            self.retry()
+            raise
         finally:
             self.busy = False
 

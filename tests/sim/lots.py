@@ -8,6 +8,7 @@ from typing import Final
 
 import pyarrow as pa
 
+from orderedmq.errors import aged_out
 from orderedmq.model import PARKED_DUE, PARKED_FROM, PARKED_OFFSET, MessageQueue, is_parked
 from orderedmq.ownership.lock import LockToken
 from orderedmq.parking import (
@@ -154,6 +155,9 @@ class Lots:
     def pull(self, lot: MessageQueue, begin: int, end: int) -> pa.RecordBatch:
         """Return the rows of a lot from ``begin`` to ``end``, with the columns LOT_COLUMNS."""
         if begin < self.begins.get(lot, 0):
+            if self.world.keys is not None and not self.world.keys.strict:
+                # The other run of the same checkpoint has committed a later batch, while this one was paused.
+                raise aged_out(lot, begin, self.begins[lot])
             self.world.fail(f"{lot} is read from {begin} on, but it was deleted below {self.begins[lot]}")
         lying = self.entries.get(lot, [])[begin:end]
         arrays = [
