@@ -12,7 +12,7 @@ from unittest import mock
 
 import pyarrow as pa
 
-from ordered_source import group_session, stream_reader, topic_watch
+from ordered_source import group_session, stopping, stream_reader, topic_watch
 from ordered_source.renewal import Renewal
 from orderedmq.broker import PullSettings, QueueBounds, TopicInfo
 from orderedmq.conditions import StoreCondition
@@ -324,6 +324,10 @@ class Clock:
         self._network.meanwhile()
 
 
+def _no_request(request: stopping.StopRequest) -> None:
+    """Look for no file, because no application asks a simulated query to stop."""
+
+
 @contextlib.contextmanager
 def virtual(network: Network, connect: Callable[[str], Process]) -> Iterator[None]:
     """Run the source's real code in the world: with its broker and clock, names drawn from the seed, no signals and no log."""
@@ -339,6 +343,7 @@ def virtual(network: Network, connect: Callable[[str], Process]) -> Iterator[Non
             mock.patch.object(stream_reader, "uuid", drawn),
             mock.patch.object(stream_reader, "signal", signals),
             mock.patch.object(group_session, "Renewal", VirtualRenewal),
+            mock.patch.object(stopping.StopRequest, "_file", _no_request),
             mock.patch.object(stream_reader, "reach", lambda endpoint: connect(endpoint.path)),
         ):
             yield
