@@ -28,7 +28,6 @@ def demo(folder: Path, *arguments: str, **environment: Path) -> subprocess.Compl
 @pytest.mark.nightly
 @pytest.mark.timeout(400)
 def test_the_demo_kills_resumes_and_proves(tmp_path: Path) -> None:
-    """In the fast tier, only tests/live/rocketmq/test_spark.py runs the demo, on a cluster."""
     # Use a path with a blank, because temporary folders of some systems have one.
     folder, temporary = tmp_path / "a demo", tmp_path / "tmp"
     temporary.mkdir()
