@@ -164,6 +164,10 @@ class KeyJudge:
             task.passed[lane] = max(offset, task.passed.get(lane, -1))
         if (queue, offset) in self.first or task.token.epoch <= self.anew.get(queue, 0):
             return
+        if earlier:
+            # The dead letter is older than a seek that kept the message in the lot.
+            self.first[queue, offset] = status
+            return
         last = self.last.get((queue, lane), -1)
         if offset < last:
             self.world.fail(f"{task}: {offset} of key {lane!r} is first decided ({status}) after {last} (K1)")
