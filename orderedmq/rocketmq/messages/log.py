@@ -115,7 +115,7 @@ class RocketMQLog(Log):
         topics = []
         for name in names:
             try:
-                route = self.route(name)
+                route = self.route(name, fresh=True)
             except TopicError:
                 continue
             except RocketMQError as error:
