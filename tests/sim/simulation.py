@@ -137,6 +137,8 @@ class Simulation:
             self._park(kind.keys)
         self.steps = 0
         self.depth = 0
+        #: When the request began during which nested steps are taken.
+        self.asked = 0.0
         #: Whether faults have ended. Once they have, no query is started.
         self.healing = False
         self.events = self._events()
@@ -216,8 +218,12 @@ class Simulation:
 
     def _meanwhile(self) -> None:
         if self.depth < _DEPTH:
+            self.asked = self.asked if self.depth else self.world.now
             self.depth += 1
             for _ in range(self.random.randint(0, 5)):
+                if self.scenario.calm and self.world.now > self.asked + LOCK_LIFE / 3:
+                    # Without faults, a broker answers a request for locks before these locks end.
+                    break
                 self.step()
             self.depth -= 1
 
@@ -403,7 +409,6 @@ class Simulation:
         due = [one.ticket.due for one in self.world.lots.live(queue) if one.ticket is not None]
         left = min((at - self.world.milliseconds() for at in due if at > self.world.milliseconds()), default=0) / 1000
         seconds = min(left, 130.0) + self.random.choice((0.0, 0.0, 10.0, 30.0))
-        # Without faults, a broker answers a request for locks before these locks end.
         self.world.advance(min(seconds, LOCK_LIFE / 3) if self.scenario.calm and self.depth else seconds)
 
     def _order(self) -> None:
