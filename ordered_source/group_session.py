@@ -384,10 +384,11 @@ class GroupSession(Session):
         gone = self._groups.stale(self.owner.tokens())
         if gone:
             self._forget(gone)
-            self._renewal.keep(self.owner.tokens())
 
     def _forget(self, gone: Sequence[LockToken]) -> None:
         queues = self.owner.lost(gone)
+        # Otherwise a renewal would report the tokens as lost again, and the query would end because of queues that it no longer has.
+        self._renewal.keep(self.owner.tokens())
         if queues:
             logger.warning(
                 "group %s lost %s: this query was paused or cut off for longer than its locks live, or they were taken from it. The next "

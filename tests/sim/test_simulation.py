@@ -78,6 +78,11 @@ def test_a_key_goes_on_after_a_dead_letter_or_a_drop_that_a_progress_covers(seed
     assert run(seed).failures == {}
 
 
+def test_a_shared_query_does_not_end_because_of_a_queue_that_a_commit_has_found_lost() -> None:
+    """An operator's seek took the queue from the query, and the renewal went on with its token."""
+    assert run(6209353).failures == {}
+
+
 def test_seeds_are_of_all_kinds():
     scenarios = [Scenario.of(seed) for seed in range(500)]
     kinds = {(one.calm, one.kind.shared, one.kind.atomic, one.kind.listener) for one in scenarios}
