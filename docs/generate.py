@@ -478,8 +478,11 @@ def simulations() -> str:
         "| kind | seeds | steps | messages | locks granted | failures | commit | date |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for run in import_module("tests.evidence").read_results()["simulations"]:
-        counts = [f"{run[name]:,}" for name in ("seeds", "steps", "messages", "grants", "failures")]
+    runs = import_module("tests.evidence").read_results()["simulations"]
+    names = ("seeds", "steps", "messages", "grants", "failures")
+    total = {"kind": "all", **{name: sum(run[name] for run in runs) for name in names}, "commit": "", "date": ""}
+    for run in (*runs, total):
+        counts = [f"{run[name]:,}" for name in names]
         lines.append(f"| {' | '.join([run['kind'], *counts, run['commit'], run['date']])} |")
     return "\n".join(lines)
 
