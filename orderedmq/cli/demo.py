@@ -114,7 +114,9 @@ def _tell(shell: Shell, step: str, facts: dict[str, Any], text: str, seconds: fl
 
 def _close(shell: Shell, play: Demo, audit: Audit) -> None:
     size_on_disk = sum(file.stat().st_size for file in play.folder.rglob("*") if file.is_file())
-    examples = "".join(f"{' ' * 12}{e.kind}: {e.side} {e.where}, key {e.key}, {e.id}\n" for e in audit.examples)
+    examples = "".join(
+        f"{' ' * 12}{each.kind}: {each.side} {each.where}, key {each.key}, {each.id}\n" for each in audit.examples
+    )
     endpoint = play.endpoint
     command_line = f"orderedmq --path '{endpoint}'" if endpoint.embedded else f"orderedmq --namesrv '{endpoint}'"
     # The aircraft has the most events, and is among the first thousand.

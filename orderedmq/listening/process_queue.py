@@ -33,7 +33,7 @@ class ProcessQueue:
 
     def put_message(self, offsets: Sequence[int]) -> None:
         """Put the next messages of the range. Raises ValueError unless their offsets ascend, within this call and from call to call."""
-        gaps = [(one + 1, other) for one, other in pairwise((self._end - 1, *offsets)) if one + 1 != other]
+        gaps = [(last + 1, first) for last, first in pairwise((self._end - 1, *offsets)) if last + 1 != first]
         for begin, end in gaps:
             if end < begin:
                 raise ValueError(f"message {end} came after message {begin - 1}")

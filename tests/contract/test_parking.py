@@ -1,4 +1,7 @@
-"""A group's parking lots: parked messages come back once, in order and unchanged, and none is lost in between."""
+"""A group's parking lots: parked messages come back once, in order and unchanged, and none is lost in between.
+
+This module is long because every rule of a lot is tested with every kind of broker.
+"""
 
 from __future__ import annotations
 
